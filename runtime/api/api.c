@@ -229,7 +229,7 @@ uint32_t kvf_sequence_length(const kvf_sequence *sequence, uint32_t layer)
     if (!sequence)
         return 0;
     KVF_ASSERT(layer < sequence->cache->config.layers);
-    return sequence->layers[layer].length;
+    return sequence->layers[layer].extent.length;
 }
 
 uint32_t kvf_sequence_position(const kvf_sequence *sequence, uint32_t layer, uint32_t index)
@@ -237,7 +237,7 @@ uint32_t kvf_sequence_position(const kvf_sequence *sequence, uint32_t layer, uin
     if (!sequence)
         return 0;
     KVF_ASSERT(layer < sequence->cache->config.layers);
-    KVF_ASSERT(index < sequence->layers[layer].length);
+    KVF_ASSERT(index < sequence->layers[layer].extent.length);
     return sequence->layers[layer].positions[index];
 }
 
@@ -306,7 +306,7 @@ static kvf_status check_queries(kvf_cache *cache, uint32_t layer, const uint32_t
 
 static kvf_status check_prefill_queries(kvf_cache *cache, const kvf_prefill_args *args)
 {
-    const uint32_t length = args->sequence->layers[args->layer].length;
+    const uint32_t length = args->sequence->layers[args->layer].extent.length;
     KVF_TRY(check_queries(cache, args->layer, args->positions));
     if (cache->config.pages != KVF_PAGES_NATIVE)
         KVF_FAIL(cache->context, KVF_UNSUPPORTED,
@@ -411,7 +411,7 @@ static kvf_status check_out(kvf_cache *cache, const kvf_decode_args *args)
 static kvf_status check_tokens_there(kvf_cache *cache, const kvf_decode_args *args)
 {
     for (uint32_t b = 0; b < args->batch; b++)
-        if (args->sequences[b]->layers[args->layer].length == 0)
+        if (args->sequences[b]->layers[args->layer].extent.length == 0)
             KVF_FAIL(cache->context, KVF_INVALID, "sequences[%u] has no tokens in layer %u", b,
                      args->layer);
     return KVF_OK;

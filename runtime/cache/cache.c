@@ -246,12 +246,12 @@ static kvf_status check_tokens(const kvf_cache *cache, uint32_t layer)
 {
     for (uint32_t s = 0; s < cache->config.sequences_max; s++) {
         const kvf_sequence *sequence = &cache->sequences[s];
-        if (sequence->is_alive && sequence->layers[layer].length > 0)
+        if (sequence->is_alive && sequence->layers[layer].extent.length > 0)
             KVF_FAIL(cache->context, KVF_INVALID,
                      "layer = %u: a sequence has %u tokens in it under other attention parameters; "
                      "set them "
                      "before the first token, or truncate the sequence to 0",
-                     layer, sequence->layers[layer].length);
+                     layer, sequence->layers[layer].extent.length);
     }
     return KVF_OK;
 }

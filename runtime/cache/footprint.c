@@ -185,13 +185,13 @@ void kvf_footprint_append(kvf_cache *cache, const kvf_sequence *sequence, uint32
 {
     const kvf_layer *state = &sequence->layers[layer];
     kvf_footprint_row *row = row_of(cache, sequence, layer);
-    const uint32_t base = state->length - tokens;
+    const uint32_t base = state->extent.length - tokens;
     const uint32_t *positions = state->positions + base;
     const uint32_t last = positions[tokens - 1];
     const holder h = holder_of(cache, state, layer);
     if (positions[0] > row->seen)
         count_still(cache, &h, base, positions[0] - row->seen);
-    count_ramp(cache, row, &h, base + 1, state->length);
+    count_ramp(cache, row, &h, base + 1, state->extent.length);
     if (last - positions[0] != tokens - 1)
         for (uint32_t i = 1; i < tokens; i++)
             count_still(cache, &h, base + i, positions[i] - positions[i - 1] - 1);
@@ -210,7 +210,7 @@ void kvf_footprint_cut(kvf_cache *cache, const kvf_sequence *sequence, uint32_t 
 {
     const kvf_layer *state = &sequence->layers[layer];
     row_of(cache, sequence, layer)->seen =
-        state->length ? state->positions[state->length - 1] + 1 : 0;
+        state->extent.length ? state->positions[state->extent.length - 1] + 1 : 0;
 }
 
 /* ---- sequences ---- */
@@ -240,7 +240,7 @@ void kvf_footprint_restore(kvf_cache *cache, const kvf_sequence *sequence)
     for (uint32_t i = 0; i < cache->config.layers; i++) {
         const kvf_layer *layer = &sequence->layers[i];
         *row_of(cache, sequence, i) = (kvf_footprint_row){
-            .seen = layer->length ? layer->positions[layer->length - 1] + 1 : 0};
+            .seen = layer->extent.length ? layer->positions[layer->extent.length - 1] + 1 : 0};
     }
     *span_of(cache, sequence) = (kvf_footprint_span){0};
     span_of(cache, sequence)->first = steps_of(cache, sequence);

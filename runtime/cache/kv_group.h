@@ -81,17 +81,13 @@ typedef struct kvf_layer {
     /* and anew for every sequence */
     uint32_t fault_key; /* see kvf_row */
 
-    uint32_t length;
-    uint32_t sealed;        /* blocks */
-    uint32_t sealed_before; /* in this call: before its tokens */
+    kvf_layer_extent extent;
     kvf_layer_queries queries;
     kvf_layer_refresh refresh;
+    kvf_layer_cut cut;
     uint32_t steps;       /* decode steps, for verify_interval */
     uint32_t is_fresh;    /* tables on the device hold another sequence's data */
     uint32_t is_verified; /* in this call: dense attention is compared */
-    uint32_t kept;        /* tokens that an eviction chose, per KV head its own; 0: none did */
-    uint32_t spare;       /* blocks[spare - 1] is in the spare block as it was; 0: none is */
-    uint32_t held;        /* in a call that shortens: blocks[sealed .. held) are there already */
     uint64_t arrivals;    /* of the pool when the page table was sent; see addressable.h */
 } kvf_layer;
 
@@ -180,9 +176,9 @@ static inline uint32_t kvf_budget_tokens(const kvf_cache_config *config, uint32_
 /* Tokens of the budget beside sink and window: at least dims.rest_tokens. */
 static inline uint32_t kvf_rest_tokens(const kvf_kv_group *kv_group, const kvf_layer *layer)
 {
-    const uint32_t sealed = layer->sealed * kv_group->dims.paging.block_size;
-    const uint32_t fixed = kv_group->config.sink_tokens + layer->length - sealed;
-    const uint32_t budget = kvf_budget_tokens(&kv_group->config, layer->length);
+    const uint32_t sealed = layer->extent.sealed * kv_group->dims.paging.block_size;
+    const uint32_t fixed = kv_group->config.sink_tokens + layer->extent.length - sealed;
+    const uint32_t budget = kvf_budget_tokens(&kv_group->config, layer->extent.length);
     return budget > fixed ? budget - fixed : 0;
 }
 

@@ -3,13 +3,71 @@
 #define KVF_RUNTIME_LAYER_H
 
 /*
- * Groups of what the host knows of a row (kvf_layer): its kept queries, and its static set.
+ * Groups of what the host knows of a row (kvf_layer): its length in tokens and sealed blocks, its
+ * kept queries, its static set, and what a cut or an eviction needs.
  *
  * Knows counts alone. A group is written by its functions here and by nothing else, but for a row
  * that is emptied, copied or restored, which gets it whole.
  */
 
 #include "common/base.h"
+
+/* Its tokens: those of the first `sealed` blocks are in the pool, the others in the ring. */
+typedef struct kvf_layer_extent {
+    uint32_t length;
+    uint32_t sealed;        /* blocks */
+    uint32_t sealed_before; /* in this call: before its tokens */
+} kvf_layer_extent;
+
+/* A call begins. */
+static inline void kvf_extent_begin(kvf_layer_extent *e)
+{
+    e->sealed_before = e->sealed;
+}
+
+/* While kept tokens are appended again, the front that stayed is sealed already. */
+static inline void kvf_extent_append(kvf_layer_extent *e, uint32_t tokens, uint32_t sealed)
+{
+    e->length += tokens;
+    e->sealed = e->sealed < sealed ? sealed : e->sealed;
+}
+
+static inline void kvf_extent_cut(kvf_layer_extent *e, uint32_t length, uint32_t sealed)
+{
+    e->length = length;
+    e->sealed = sealed;
+}
+
+/* What a cut brings back, and what an eviction left. */
+typedef struct kvf_layer_cut {
+    uint32_t kept;  /* tokens that an eviction chose, per KV head its own; 0: none did */
+    uint32_t spare; /* blocks[spare - 1] is in the spare block as it was; 0: none is */
+    uint32_t held;  /* in a call that shortens: blocks[sealed .. held) are there already */
+} kvf_layer_cut;
+
+/* The newest of `sealed` blocks is in the spare block. */
+static inline void kvf_cut_spare(kvf_layer_cut *c, uint32_t sealed)
+{
+    c->spare = sealed;
+}
+
+/* Blocks from `sealed` on are in the window again. */
+static inline void kvf_cut_to(kvf_layer_cut *c, uint32_t sealed)
+{
+    c->spare = c->spare > sealed ? 0 : c->spare;
+}
+
+/* An eviction leaves `kept` tokens, which it appends again in `held` blocks. A block that is sealed
+ * now never comes back to the window. */
+static inline void kvf_cut_evict(kvf_layer_cut *c, uint32_t kept, uint32_t held)
+{
+    *c = (kvf_layer_cut){.kept = kept, .held = held};
+}
+
+static inline void kvf_cut_evicted(kvf_layer_cut *c)
+{
+    c->held = 0;
+}
 
 /* Queries that were kept in the ring of queries: the newest is in slot (count - 1) % window. */
 typedef struct kvf_layer_queries {

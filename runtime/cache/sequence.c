@@ -79,9 +79,9 @@ static void release_layer(kvf_layer *layer)
     kvf_kv_group *kv_group = layer->kv_group;
     if (kv_group && kv_group->arena.owner == layer)
         kv_group->arena.owner = NULL; /* its write-back may still run */
-    for (uint32_t p = 0; p < layer->sealed; p++)
+    for (uint32_t p = 0; p < layer->extent.sealed; p++)
         kvf_page_pool_release(&kv_group->pool, layer->blocks[p]);
-    layer->length = layer->sealed = 0;
+    layer->extent = (kvf_layer_extent){0};
 }
 
 static void release(kvf_sequence *sequence)
@@ -137,8 +137,8 @@ bool kvf_sequence_fault(const kvf_sequence *sequence, uint32_t *layer, uint32_t 
 void kvf_layer_copy(kvf_layer *to, const kvf_layer *from)
 {
     replace(to, from);
-    memcpy(to->positions, from->positions, from->length * sizeof *to->positions);
-    memcpy(to->by_step, from->by_step, from->length * sizeof *to->by_step);
+    memcpy(to->positions, from->positions, from->extent.length * sizeof *to->positions);
+    memcpy(to->by_step, from->by_step, from->extent.length * sizeof *to->by_step);
 }
 
 kvf_status kvf_sequence_check(kvf_cache *cache, const kvf_sequence *sequence)

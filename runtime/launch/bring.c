@@ -64,7 +64,7 @@ static kvf_status send_table(kvf_step *step, kvf_layer *layer, uint32_t end)
 static uint32_t in_pool(const kvf_layer *layer)
 {
     const kvf_prefill_arena *a = &layer->kv_group->arena;
-    return a->owner == layer ? kvf_min_u32(layer->sealed, a->first) : layer->sealed;
+    return a->owner == layer ? kvf_min_u32(layer->extent.sealed, a->first) : layer->extent.sealed;
 }
 
 /* The latest arrival among blocks that are in memory. */
@@ -247,8 +247,8 @@ static uint64_t look(const kvf_step *step, const chosen *c, uint32_t row, glance
                 (c->indptr ? (size_t)c->indptr[l] : (size_t)l * kv_group->tables.now.ids_max) + i;
             const uint32_t page = (uint32_t)(c->ids ? c->ids[at] : c->misses[at].page);
             const uint32_t block = page / p->block_pages;
-            KVF_ASSERT(c->indptr || block < layer->sealed);
-            if (block >= layer->sealed)
+            KVF_ASSERT(c->indptr || block < layer->extent.sealed);
+            if (block >= layer->extent.sealed)
                 continue;
             if (why == PART) {
                 set_apart(step, c, l, at, layer->blocks[block]);
@@ -283,7 +283,7 @@ static kvf_status ask_pages(kvf_step *step, const chosen *c)
     for (uint32_t b = 0; b < step->rows; b++) {
         kvf_layer *layer = step->states[b];
         if (look(step, c, b, LOOK) > layer->arrivals)
-            KVF_TRY(send_table(step, layer, layer->sealed));
+            KVF_TRY(send_table(step, layer, layer->extent.sealed));
     }
     if (!step->is_late)
         return KVF_OK;

@@ -38,7 +38,7 @@ void kvf_step_at(kvf_step *step, uint32_t layer, kvf_sequence *const *sequences,
     step->states = step->cache->states;
     for (uint32_t b = 0; b < rows; b++) {
         kvf_layer *state = &sequences[b]->layers[layer];
-        state->sealed_before = state->sealed;
+        kvf_extent_begin(&state->extent);
         step->cache->states[b] = state;
     }
 }
@@ -47,7 +47,7 @@ kvf_layer kvf_step_state(const kvf_step *step, uint32_t row)
 {
     kvf_layer state = *step->states[row];
     for (uint32_t b = row + 1; b < step->rows && !kvf_step_is_first(step, b); b++) {
-        state.length--;
+        state.extent.length--;
         state.queries.count--;
         state.steps--;
     }
@@ -121,13 +121,14 @@ kvf_row kvf_step_row(const kvf_kv_group *kv_group, const kvf_layer *state)
         .fault_key = state->fault_key,
         .static_tokens = kv_group->dims.static_tokens,
         .chosen_pages = chosen_pages(kv_group, state),
-        .length = state->length,
-        .sealed = state->sealed,
-        .sealed_before = state->sealed,
+        .length = state->extent.length,
+        .sealed = state->extent.sealed,
+        .sealed_before = state->extent.sealed,
         .query_slot = state->queries.count ? (state->queries.count - 1) % p->query_window : 0,
         .query_count = kvf_kept_queries(kv_group, state),
-        .attend_all = kv_group->policy->all_pages ||
-                      state->length <= kvf_budget_tokens(&kv_group->config, state->length),
+        .attend_all =
+            kv_group->policy->all_pages ||
+            state->extent.length <= kvf_budget_tokens(&kv_group->config, state->extent.length),
     };
 }
 
@@ -137,7 +138,7 @@ static uint32_t blocks_to_seal(const kvf_step *step)
     uint32_t blocks = 0;
     for (uint32_t b = 0; b < step->rows; b++)
         if (kvf_step_is_first(step, b))
-            blocks += step->states[b]->sealed - step->states[b]->sealed_before;
+            blocks += step->states[b]->extent.sealed - step->states[b]->extent.sealed_before;
     KVF_ASSERT(!step->is_recorded || blocks == 0);
     return blocks;
 }
@@ -161,7 +162,7 @@ void kvf_step_rows(kvf_step *step)
         kvf_row *row = &step->row_host[b];
         *row = kvf_step_row(kv_group, &state);
         if (kvf_step_is_first(step, b))
-            row->sealed_before = state.sealed_before;
+            row->sealed_before = state.extent.sealed_before;
         /* A query that this step brings and overwrites is not kept. */
         if (step->states[b]->queries.count - state.queries.count >= p->query_window)
             row->queries = NULL;

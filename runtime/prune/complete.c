@@ -16,13 +16,14 @@
 /* Where a layer ends. */
 static uint32_t end_of(const kvf_layer *layer)
 {
-    return layer->length ? layer->positions[layer->length - 1] + 1 : 0;
+    return layer->extent.length ? layer->positions[layer->extent.length - 1] + 1 : 0;
 }
 
 /* Positions 0 ... tokens - 1 are all there; they ascend, so the last tells. */
 static bool has_all(const kvf_layer *layer, uint32_t tokens)
 {
-    return !layer->kept && layer->length >= tokens && layer->positions[tokens - 1] == tokens - 1;
+    return !layer->cut.kept && layer->extent.length >= tokens &&
+           layer->positions[tokens - 1] == tokens - 1;
 }
 
 static kvf_status check_begin(kvf_cache *cache, const kvf_sequence *sequence, uint32_t first_layer,
@@ -73,11 +74,11 @@ static kvf_status check_end(kvf_cache *cache, const kvf_sequence *sequence,
                  "whole is the sequence itself; pass what kvf_complete_begin gave");
     for (uint32_t i = 0; i < cache->config.layers; i++) {
         const kvf_layer *layer = &whole->layers[i];
-        if (end_of(layer) != end || layer->length != end)
+        if (end_of(layer) != end || layer->extent.length != end)
             KVF_FAIL(cache->context, KVF_INVALID,
                      "layer %u of the whole sequence holds %u tokens up to position %u, and the "
                      "sequence ends at %u; prefill the rest, or cut what the sequence has lost",
-                     i, layer->length, end_of(layer), end);
+                     i, layer->extent.length, end_of(layer), end);
     }
     return KVF_OK;
 }

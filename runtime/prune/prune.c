@@ -28,11 +28,11 @@ static kvf_prune_slot *slot_of(kvf_prune *prune, const kvf_sequence *sequence)
 static kvf_status check_empty(kvf_prune *prune, const kvf_sequence *sequence)
 {
     for (uint32_t i = 0; i < prune->shape.layers; i++)
-        if (sequence->layers[i].length > 0)
+        if (sequence->layers[i].extent.length > 0)
             KVF_FAIL(prune->context, KVF_INVALID,
                      "the sequence is not empty: layer %u holds %u tokens; a pruned prompt begins "
                      "in a new sequence",
-                     i, sequence->layers[i].length);
+                     i, sequence->layers[i].extent.length);
     return KVF_OK;
 }
 
@@ -297,7 +297,7 @@ kvf_status kvf_pruner_append(kvf_prune *prune, const kvf_prefill_args *args, kvf
     KVF_TRY(kvf_prune_slot_find(prune, args->sequence, args->layer, &slot));
     const kvf_prune_view view = kvf_prune_view_of(prune, slot);
     const uint32_t needs = kvf_prune_needs_at(prune->policy, &view);
-    const uint32_t length = args->sequence->layers[slot->layer].length;
+    const uint32_t length = args->sequence->layers[slot->layer].extent.length;
     if (!(needs & KVF_PRUNE_SUMS))
         return KVF_OK;
     KVF_TRY(check_needs(prune, slot->layer, needs));
@@ -530,10 +530,10 @@ kvf_status kvf_pruner_layer(kvf_prune *prune, kvf_sequence *sequence, uint32_t l
 {
     kvf_prune_slot *slot = NULL;
     KVF_TRY(kvf_prune_slot_find(prune, sequence, layer, &slot));
-    if (sequence->layers[layer].length != slot->tokens)
+    if (sequence->layers[layer].extent.length != slot->tokens)
         KVF_FAIL(prune->context, KVF_INVALID,
                  "layer %u holds %u of %u tokens; prefill the rest before it is pruned", layer,
-                 sequence->layers[layer].length, slot->tokens);
+                 sequence->layers[layer].extent.length, slot->tokens);
     const kvf_status status = prune_layer(prune, slot, stream, result);
     if (status != KVF_OK)
         slot->sequence = NULL;

@@ -48,7 +48,7 @@ static kvf_status check_chunk(kvf_prune *prune, const chunk *c)
 {
     const kvf_prune_slot *slot = c->slot;
     const uint32_t queries = prune->config.chunk_queries;
-    const uint32_t length = slot->sequence->layers[c->layer].length;
+    const uint32_t length = slot->sequence->layers[c->layer].extent.length;
     const bool wants_patch = prune->config.eviction == KVF_EVICTION_PATCHED && !c->is_last;
     if (c->tokens == 0 || c->tokens > slot->prompt - slot->appended)
         KVF_FAIL(prune->context, KVF_INVALID,
@@ -81,7 +81,7 @@ static kvf_status find_chunk(kvf_prune *prune, kvf_sequence *sequence, chunk *c)
     KVF_TRY(kvf_prune_slot_find(prune, sequence, c->layer, &c->slot));
     c->is_last = c->tokens == c->slot->prompt - c->slot->appended;
     KVF_TRY(check_chunk(prune, c));
-    c->held = sequence->layers[c->layer].length - c->tokens - c->patch;
+    c->held = sequence->layers[c->layer].extent.length - c->tokens - c->patch;
     return KVF_OK;
 }
 
@@ -202,7 +202,7 @@ static kvf_status keep(kvf_prune *prune, const chunk *c, const question *q,
                        const kvf_prune_answer *answer, kvf_stream *stream, uint32_t *kept)
 {
     kvf_sequence *sequence = c->slot->sequence;
-    const uint32_t length = sequence->layers[c->layer].length;
+    const uint32_t length = sequence->layers[c->layer].extent.length;
     *kept = length - c->patch;
     if (answer->keep_count < q->view.tokens)
         *kept = place(prune, c, q, answer);

@@ -338,9 +338,9 @@ static kvf_status take_blocks(restoring *r, uint32_t index)
     if (!layer->kv_group)
         return KVF_OK;
     KVF_TRY(kvf_append_reserve(layer, h->layers[index].length));
-    layer->length = h->layers[index].length;
-    layer->sealed = sealed_of(r, index);
-    for (uint32_t b = 0; b < layer->sealed; b++)
+    layer->extent =
+        (kvf_layer_extent){.length = h->layers[index].length, .sealed = sealed_of(r, index)};
+    for (uint32_t b = 0; b < layer->extent.sealed; b++)
         kvf_pieces_add_block(&r->pieces, &layer->kv_group->pool, layer->blocks[b],
                              kvf_saved_sealed_bytes(h->head, &h->layers[index]));
     kvf_pieces_add(&r->pieces, state + state_bytes, tail_bytes(r, index));
@@ -388,7 +388,7 @@ static kvf_status read_layers(restoring *r)
 static void put_positions(kvf_layer *layer, const kvf_saved_layer *saved,
                           const kvf_snapshot *snapshot)
 {
-    layer->length = saved->length;
+    layer->extent.length = saved->length;
     layer->steps = saved->steps;
     if (snapshot->positions)
         memcpy(layer->positions, snapshot->positions, saved->length * sizeof *snapshot->positions);

@@ -71,7 +71,7 @@ static void describe_layer(const kvf_save *save, const kvf_sequence *sequence, u
 {
     const kvf_cache *cache = save->cache;
     const kvf_layer *state = &sequence->layers[layer];
-    *out = (kvf_saved_layer){.length = state->length};
+    *out = (kvf_saved_layer){.length = state->extent.length};
     if (state->kv_group)
         kvf_snapshot_describe(state, out);
     if (state->ring) {
@@ -214,7 +214,7 @@ static kvf_status enqueue_take(kvf_save *save, kvf_step *step, kvf_sequence *seq
         const kvf_snapshot snapshot = snapshot_of(save, i, &tail);
         if (snapshot.positions)
             memcpy(snapshot.positions, state->positions,
-                   state->length * sizeof *snapshot.positions);
+                   state->extent.length * sizeof *snapshot.positions);
         if (snapshot.ring)
             KVF_TRY(ops->copy(step->stream, snapshot.ring, state->ring, kvf_ring_bytes(cache, i)));
         if (state->kv_group)

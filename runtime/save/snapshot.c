@@ -13,22 +13,22 @@ void kvf_snapshot_describe(const kvf_layer *state, kvf_saved_layer *out)
     const kvf_kv_group *kv_group = state->kv_group;
     const kvf_paging *p = &kv_group->dims.paging;
     *out = (kvf_saved_layer){
-        .length = state->length,
-        .sealed = state->sealed,
+        .length = state->extent.length,
+        .sealed = state->extent.sealed,
         .queries = state->queries.count,
         .since_refresh = state->refresh.since,
         .steps = state->steps,
         .flags = (state->is_fresh ? KVF_SAVED_FRESH : 0u) |
                  (state->refresh.needs_exact ? KVF_SAVED_NEEDS_EXACT : 0u) |
                  (kv_group->tables.rows.share ? KVF_SAVED_AUTO : 0u) |
-                 (state->spare ? KVF_SAVED_SPARE : 0u) |
+                 (state->cut.spare ? KVF_SAVED_SPARE : 0u) |
                  (kv_group->tables.rows.chosen_at ? KVF_SAVED_RECENT : 0u),
         .heads = p->kv_heads,
         .lists = p->lists,
         .store_tokens = (uint32_t)kvf_store_tokens(p),
         .query_window = p->query_window,
         .queries_from = state->queries.from,
-        .kept = state->kept,
+        .kept = state->cut.kept,
         .static_from = state->refresh.static_from,
         .share_from = state->refresh.share_from,
         .exact_from = state->refresh.needs_exact ? state->refresh.exact_from : 0,

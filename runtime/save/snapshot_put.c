@@ -90,21 +90,22 @@ static kvf_status put_blocks(putting *p)
     const kvf_paging *paging = &kv_group->dims.paging;
     const uint32_t blocks = kvf_row_blocks(paging, &p->row);
     for (uint32_t b = 0; b < blocks; b++)
-        p->work.blocks[b] = b < p->layer->sealed
+        p->work.blocks[b] = b < p->layer->extent.sealed
                                 ? kvf_page_pool_device(&kv_group->pool, p->layer->blocks[b])
                                 : kvf_row_ring_block(paging, &p->row, b);
-    for (uint32_t b = p->layer->sealed; b < blocks; b++)
+    for (uint32_t b = p->layer->extent.sealed; b < blocks; b++)
         KVF_TRY(send(p, p->work.blocks[b],
-                     p->l->tail + (b - p->layer->sealed) * kvf_block_bytes(paging),
+                     p->l->tail + (b - p->layer->extent.sealed) * kvf_block_bytes(paging),
                      kvf_block_bytes(paging)));
-    if (p->layer->spare)
+    if (p->layer->cut.spare)
         KVF_TRY(send(p, kvf_row_spare(paging, &p->row), p->l->snapshot->spare,
                      kvf_block_bytes(paging)));
     KVF_TRY(send(p, p->blocks_device, p->work.blocks, blocks * sizeof *p->work.blocks));
     p->row.blocks = p->work.blocks;
-    for (uint32_t b = 0; b < p->layer->sealed; b++)
+    for (uint32_t b = 0; b < p->layer->extent.sealed; b++)
         p->work.block_of[b] = p->layer->blocks[b].index;
-    return send(p, p->row.block_of, p->work.block_of, p->layer->sealed * sizeof *p->work.block_of);
+    return send(p, p->row.block_of, p->work.block_of,
+                p->layer->extent.sealed * sizeof *p->work.block_of);
 }
 
 /* ---- static set ---- */
@@ -138,7 +139,7 @@ static void make_state(putting *p, kvf_snapshot *made)
 {
     const kvf_kv_group *kv_group = p->kv_group;
     const kvf_paging *paging = &kv_group->dims.paging;
-    const uint32_t sealed = p->layer->sealed;
+    const uint32_t sealed = p->layer->extent.sealed;
     const uint32_t sink = kvf_min_u32(paging->sink, sealed * paging->block_size);
     for (uint32_t h = 0; h < paging->kv_heads; h++) {
         for (uint32_t b = 0; b < sealed; b++)
@@ -155,7 +156,7 @@ static kvf_status put_state(putting *p, const kvf_snapshot *snapshot)
 {
     const kvf_paging *paging = &p->kv_group->dims.paging;
     const size_t tokens = paging->kv_heads * kvf_store_tokens(paging);
-    const size_t sealed = p->layer->sealed;
+    const size_t sealed = p->layer->extent.sealed;
     KVF_TRY(send(p, p->row.store_count, snapshot->store_count,
                  paging->kv_heads * sizeof *p->row.store_count));
     KVF_TRY(
@@ -173,7 +174,7 @@ static kvf_status put_state(putting *p, const kvf_snapshot *snapshot)
 static const uint32_t *recent_of_slots(const putting *p)
 {
     const kvf_saved_layer *saved = p->l->saved;
-    const uint32_t pages = p->layer->sealed * p->kv_group->dims.paging.block_pages;
+    const uint32_t pages = p->layer->extent.sealed * p->kv_group->dims.paging.block_pages;
     const uint32_t per = saved->lists / saved->heads;
     memset(p->work.chosen_at, 0, (size_t)saved->heads * pages * sizeof *p->work.chosen_at);
     for (uint32_t i = 0; i < saved->lists * saved->slots; i++) {
@@ -188,7 +189,7 @@ static const uint32_t *recent_of_slots(const putting *p)
 static kvf_status put_recent(const putting *p)
 {
     const kvf_paging *paging = &p->kv_group->dims.paging;
-    const size_t pages = (size_t)p->layer->sealed * paging->block_pages;
+    const size_t pages = (size_t)p->layer->extent.sealed * paging->block_pages;
     const uint32_t *from = p->l->snapshot->chosen_at;
     if (!p->row.chosen_at || pages == 0)
         return KVF_OK;
@@ -205,7 +206,7 @@ static kvf_status admit(const putting *p)
 {
     const kvf_admit_args args = {.paging = p->kv_group->dims.paging,
                                  .rows = 1,
-                                 .count = p->layer->sealed,
+                                 .count = p->layer->extent.sealed,
                                  .row = kvf_seen_device(&p->l->work, p->work.row + 2)};
     p->work.row[2] = p->row;
     p->work.row[2].blocks = p->blocks_device;
@@ -253,8 +254,8 @@ static kvf_status put_digests(const putting *p)
         *p->work.row = p->row;
         p->work.row->blocks = p->blocks_device;
     }
-    for (uint32_t first = 0; first < p->layer->sealed; first += most) {
-        const uint32_t end = kvf_min_u32(first + most, p->layer->sealed);
+    for (uint32_t first = 0; first < p->layer->extent.sealed; first += most) {
+        const uint32_t end = kvf_min_u32(first + most, p->layer->extent.sealed);
         if (first) { /* the device still reads the jobs before */
             KVF_TRY(ops->event_record(p->done, p->step->stream));
             KVF_TRY(ops->event_wait(p->done));
@@ -303,12 +304,12 @@ static void put_counts(const putting *p)
     const kvf_saved_layer *saved = p->l->saved;
     kvf_layer *layer = p->layer;
     layer->refresh.store = 0;
-    layer->kept = saved->kept;
-    layer->spare = p->l->snapshot->spare ? layer->sealed : 0;
-    memset(layer->by_step, 0, layer->length);
+    layer->cut = (kvf_layer_cut){.kept = saved->kept,
+                                 .spare = p->l->snapshot->spare ? layer->extent.sealed : 0};
+    memset(layer->by_step, 0, layer->extent.length);
     if (!p->l->is_exact)
         return;
-    for (uint32_t i = 0; i < layer->length; i++)
+    for (uint32_t i = 0; i < layer->extent.length; i++)
         layer->by_step[i] = p->l->snapshot->by_step[i] != 0;
     layer->steps = saved->steps;
     layer->queries = (kvf_layer_queries){.count = saved->queries, .from = saved->queries_from};
@@ -333,7 +334,8 @@ kvf_status kvf_snapshot_put(kvf_step *step, const kvf_snapshot_layer *l, kvf_eve
     p.row = kvf_step_row(kv_group, l->state);
     p.blocks_device = p.row.blocks;
     kvf_page_pool_call(&kv_group->pool);
-    const kvf_status status = kvf_addressable_blocks(kv_group, p.layer->blocks, p.layer->sealed);
+    const kvf_status status =
+        kvf_addressable_blocks(kv_group, p.layer->blocks, p.layer->extent.sealed);
     step->is_undone = status != KVF_OK;
     KVF_TRY(status);
     KVF_TRY(put_blocks(&p));

@@ -24,8 +24,8 @@ kvf_status kvf_append_full(const kvf_kv_group *kv_group)
 kvf_status kvf_append_reserve(kvf_layer *layer, uint32_t tokens)
 {
     kvf_kv_group *kv_group = layer->kv_group;
-    const uint32_t sealed = kvf_sealed_blocks(kv_group, layer->length + tokens);
-    for (uint32_t p = kvf_max_u32(layer->sealed, layer->held); p < sealed; p++) {
+    const uint32_t sealed = kvf_sealed_blocks(kv_group, layer->extent.length + tokens);
+    for (uint32_t p = kvf_max_u32(layer->extent.sealed, layer->cut.held); p < sealed; p++) {
         const kvf_block before = p ? layer->blocks[p - 1] : KVF_BLOCK_NONE;
         if (kvf_page_pool_acquire_near(&kv_group->pool, before, &layer->blocks[p]) == KVF_OK)
             continue;
@@ -37,12 +37,12 @@ kvf_status kvf_append_reserve(kvf_layer *layer, uint32_t tokens)
 
 kvf_status kvf_append_acquire(kvf_layer *layer, uint32_t tokens)
 {
-    const uint32_t sealed = kvf_sealed_blocks(layer->kv_group, layer->length + tokens);
+    const uint32_t sealed = kvf_sealed_blocks(layer->kv_group, layer->extent.length + tokens);
     KVF_TRY(kvf_append_reserve(layer, tokens));
-    if (sealed <= layer->sealed)
+    if (sealed <= layer->extent.sealed)
         return KVF_OK;
-    const kvf_status status = kvf_addressable_fresh(layer->kv_group, layer->blocks + layer->sealed,
-                                                    sealed - layer->sealed);
+    const kvf_status status = kvf_addressable_fresh(
+        layer->kv_group, layer->blocks + layer->extent.sealed, sealed - layer->extent.sealed);
     if (status != KVF_OK)
         kvf_append_release(layer, sealed);
     return status;
@@ -50,20 +50,20 @@ kvf_status kvf_append_acquire(kvf_layer *layer, uint32_t tokens)
 
 void kvf_append_release(kvf_layer *layer, uint32_t end)
 {
-    for (uint32_t p = end; p-- > kvf_max_u32(layer->sealed, layer->held);)
+    for (uint32_t p = end; p-- > kvf_max_u32(layer->extent.sealed, layer->cut.held);)
         kvf_page_pool_release(&layer->kv_group->pool, layer->blocks[p]);
 }
 
 kvf_status kvf_append_check(kvf_cache *cache, const kvf_layer *layer, uint32_t tokens,
                             const uint32_t *positions)
 {
-    if (tokens > cache->config.tokens_max - layer->length)
+    if (tokens > cache->config.tokens_max - layer->extent.length)
         KVF_FAIL(cache->context, KVF_FULL,
                  "tokens_max = %u: the sequence holds %u tokens and %u more do not fit; open the "
                  "cache with more",
-                 cache->config.tokens_max, layer->length, tokens);
-    uint32_t last = layer->length ? layer->positions[layer->length - 1] : 0;
-    uint32_t has_last = layer->length > 0;
+                 cache->config.tokens_max, layer->extent.length, tokens);
+    uint32_t last = layer->extent.length ? layer->positions[layer->extent.length - 1] : 0;
+    uint32_t has_last = layer->extent.length > 0;
     for (uint32_t i = 0; positions && i < tokens; i++) {
         if (has_last && positions[i] <= last)
             KVF_FAIL(cache->context, KVF_INVALID,
@@ -83,13 +83,11 @@ kvf_status kvf_append_check(kvf_cache *cache, const kvf_layer *layer, uint32_t t
 
 void kvf_append_note(kvf_layer *layer, uint32_t tokens, const uint32_t *positions)
 {
-    uint32_t next = layer->length ? layer->positions[layer->length - 1] + 1 : 0;
+    uint32_t next = layer->extent.length ? layer->positions[layer->extent.length - 1] + 1 : 0;
     for (uint32_t i = 0; i < tokens; i++)
-        layer->positions[layer->length + i] = positions ? positions[i] : next + i;
-    memset(layer->by_step + layer->length, 0, tokens);
-    layer->length += tokens;
-    /* While kept tokens are appended again, the front that stayed is sealed already. */
-    if (layer->kv_group)
-        layer->sealed =
-            kvf_max_u32(layer->sealed, kvf_sealed_blocks(layer->kv_group, layer->length));
+        layer->positions[layer->extent.length + i] = positions ? positions[i] : next + i;
+    memset(layer->by_step + layer->extent.length, 0, tokens);
+    kvf_extent_append(
+        &layer->extent, tokens,
+        layer->kv_group ? kvf_sealed_blocks(layer->kv_group, layer->extent.length + tokens) : 0);
 }

@@ -34,7 +34,8 @@ static kvf_status acquire(kvf_step *step)
         while (b-- > 0) {
             kvf_layer *layer = step->states[b];
             if (kvf_step_is_first(step, b))
-                kvf_append_release(layer, kvf_sealed_blocks(step->kv_group, layer->length + 1));
+                kvf_append_release(layer,
+                                   kvf_sealed_blocks(step->kv_group, layer->extent.length + 1));
         }
         return status;
     }
@@ -45,7 +46,7 @@ static kvf_status acquire(kvf_step *step)
 static void note_due(const kvf_kv_group *kv_group, kvf_layer *layer, kvf_due *due)
 {
     kvf_queries_add(&layer->queries, 1);
-    kvf_refresh_step(&layer->refresh, kvf_refresh_is_due(kv_group, layer, layer->sealed));
+    kvf_refresh_step(&layer->refresh, kvf_refresh_is_due(kv_group, layer, layer->extent.sealed));
     layer->is_verified = kvf_verify_is_due(kv_group, layer);
     due->refreshes += layer->refresh.is_due;
     due->verifies += layer->is_verified;
@@ -62,8 +63,9 @@ static void count_row(kvf_step *step, const kvf_layer *layer)
     const kvf_cache *cache = step->cache;
     kvf_layer_host_counters *counters = &cache->counters[step->layer];
     const uint64_t streaming = kvf_streaming_count(cache, step->layer);
-    counters->held += (uint64_t)layer->length * cache->config.kv_heads;
-    counters->streamed += streaming * streaming_tokens(&cache->config, step->layer, layer->length);
+    counters->held += (uint64_t)layer->extent.length * cache->config.kv_heads;
+    counters->streamed +=
+        streaming * streaming_tokens(&cache->config, step->layer, layer->extent.length);
     counters->steps++;
 }
 
@@ -72,10 +74,10 @@ void kvf_decode_note(kvf_step *step, const kvf_decode_args *args, kvf_due *due)
     *due = (kvf_due){0};
     for (uint32_t b = 0; b < step->rows; b++) {
         kvf_layer *layer = step->states[b];
-        const uint32_t sealed = layer->sealed;
+        const uint32_t sealed = layer->extent.sealed;
         kvf_append_note(layer, 1, args->positions ? args->positions + b : NULL);
-        KVF_ASSERT(kvf_step_is_first(step, b) || layer->sealed == sealed);
-        layer->by_step[layer->length - 1] = 1;
+        KVF_ASSERT(kvf_step_is_first(step, b) || layer->extent.sealed == sealed);
+        layer->by_step[layer->extent.length - 1] = 1;
         if (step->kv_group)
             note_due(step->kv_group, layer, due);
         layer->steps++;
@@ -97,7 +99,8 @@ static bool looks_at_all(const kvf_kv_group *kv_group, const kvf_layer *layer)
 static bool reads(const kvf_kv_group *kv_group, const kvf_layer *layer)
 {
     return looks_at_all(kv_group, layer) ||
-           kvf_refresh_is_due(kv_group, layer, kvf_sealed_blocks(kv_group, layer->length + 1));
+           kvf_refresh_is_due(kv_group, layer,
+                              kvf_sealed_blocks(kv_group, layer->extent.length + 1));
 }
 
 /* A row that is looked at after the refresh does not lie in the prefill arena then. */

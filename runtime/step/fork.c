@@ -67,7 +67,7 @@ static void share(kvf_cache *cache, const kvf_sequence *parent, kvf_sequence *ch
         const kvf_layer *from = &parent->layers[i];
         kvf_layer *to = &child->layers[i];
         kvf_layer_copy(to, from);
-        for (uint32_t b = 0; b < from->sealed; b++) {
+        for (uint32_t b = 0; b < from->extent.sealed; b++) {
             to->blocks[b] = from->blocks[b];
             kvf_page_pool_share(&from->kv_group->pool, to->blocks[b]);
         }
@@ -116,7 +116,7 @@ static kvf_status copy_rings(kvf_step *step, const kvf_sequence *parent, const k
     const kvf_cache *cache = step->cache;
     for (uint32_t i = 0; i < cache->config.layers; i++) {
         const kvf_layer *from = &parent->layers[i];
-        if (from->ring && from->length)
+        if (from->ring && from->extent.length)
             KVF_TRY(cache->device->ops->copy(step->stream, child->layers[i].ring, from->ring,
                                              kvf_ring_bytes(cache, i)));
     }

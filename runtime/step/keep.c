@@ -237,9 +237,9 @@ static kvf_status dequantize_blocks(kvf_step *step, const keeping *k, const kvf_
         .paging = *p, .count = k->sealed, .wide = wide, .table = k->work.blocks, .row = step->row};
     KVF_TRY(ops->copy(k->stream, k->work.quantized, row->blocks, k->sealed * sizeof *row->blocks));
     KVF_TRY(KVF_LAUNCH(step, dequantize, dequantize));
-    if (k->layer->spare == 0)
+    if (k->layer->cut.spare == 0)
         return KVF_OK;
-    return ops->copy(k->stream, wide + (k->layer->spare - 1) * kvf_block_bytes(p),
+    return ops->copy(k->stream, wide + (k->layer->cut.spare - 1) * kvf_block_bytes(p),
                      kvf_row_spare(p, row), kvf_block_bytes(p));
 }
 
@@ -350,8 +350,8 @@ static kvf_status append_rest(const keeping *k)
                                  .ids = k->work.ids,
                                  .blocks = k->sealed,
                                  .stride = k->count};
-    while (layer->length < k->count) {
-        const uint32_t first = layer->length;
+    while (layer->extent.length < k->count) {
+        const uint32_t first = layer->extent.length;
         const uint32_t tokens = kvf_min_u32(chunk_tokens(k->kv_group), k->count - first);
         KVF_TRY(take_chunk(k, first, tokens));
         KVF_TRY(kvf_layer_append_again(k->cache,
@@ -378,14 +378,11 @@ static kvf_status shorten(keeping *k)
     KVF_TRY(start(k));
     note_positions(k);
     kvf_refresh_drop_set(&layer->refresh);
-    layer->kept = k->count;
-    layer->spare = 0; /* what is sealed now never comes back to the window */
-    layer->held = k->sealed;
-    layer->length = k->blocks * block_size;
-    layer->sealed = k->blocks;
+    kvf_cut_evict(&layer->cut, k->count, k->sealed);
+    kvf_extent_cut(&layer->extent, k->blocks * block_size, k->blocks);
     KVF_TRY(append_rest(k));
-    layer->held = 0;
-    for (uint32_t p = layer->sealed; p < k->sealed; p++)
+    kvf_cut_evicted(&layer->cut);
+    for (uint32_t p = layer->extent.sealed; p < k->sealed; p++)
         kvf_page_pool_release(&kv_group->pool, layer->blocks[p]);
     return KVF_OK;
 }
@@ -404,8 +401,8 @@ kvf_status kvf_sequence_keep(kvf_cache *cache, kvf_sequence *sequence, uint32_t 
                  .index = layer,
                  .ids = ids,
                  .count = count,
-                 .length = sequence->layers[layer].length,
-                 .sealed = sequence->layers[layer].sealed,
+                 .length = sequence->layers[layer].extent.length,
+                 .sealed = sequence->layers[layer].extent.sealed,
                  .work = carve_work(kv_group, &(kvf_carver){.base = work})};
     KVF_TRY(check(&k));
     return count == k.length ? KVF_OK : shorten(&k); /* all, in order, is what there is */

@@ -184,14 +184,14 @@ const void *kvf_lists_page_address(const kvf_sequence *sequence, uint32_t layer,
     if (!kv_group || head >= kv_group->config.kv_heads)
         return NULL; /* it streams */
     const kvf_paging *p = &kv_group->dims.paging;
-    KVF_ASSERT(page < kvf_div_ceil_u32(state->length, p->shape.page_size));
-    if (kvf_quantizes_pages(kv_group) && page / p->block_pages < state->sealed)
+    KVF_ASSERT(page < kvf_div_ceil_u32(state->extent.length, p->shape.page_size));
+    if (kvf_quantizes_pages(kv_group) && page / p->block_pages < state->extent.sealed)
         return NULL;
     kvf_arena_wait_block(state, page / p->block_pages);
     const uint32_t index = page / p->block_pages;
     const char *ring = kv_group->tables.rows.rings + (size_t)state->row * kvf_ring_size(p);
     /* One that is not in memory has none. */
-    const char *block = index < state->sealed
+    const char *block = index < state->extent.sealed
                             ? kvf_page_pool_device(&kv_group->pool, state->blocks[index])
                             : ring + index % p->ring_blocks * kvf_block_bytes(p);
     return block

@@ -41,11 +41,11 @@ static kvf_status check_queries(kvf_cache *cache, const kvf_layer *layer,
     if (args->window == 0)
         KVF_FAIL(cache->context, KVF_INVALID, "window = 0: at least one query scores tokens");
     if (args->q) {
-        if (args->first > layer->length || args->window > layer->length - args->first)
+        if (args->first > layer->extent.length || args->window > layer->extent.length - args->first)
             KVF_FAIL(cache->context, KVF_INVALID,
                      "first = %u, window = %u: layer %u holds %u tokens; score queries of tokens "
                      "that were appended",
-                     args->first, args->window, args->layer, layer->length);
+                     args->first, args->window, args->layer, layer->extent.length);
         return KVF_OK;
     }
     if (args->window > cache->config.observe_window)

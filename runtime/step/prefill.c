@@ -49,7 +49,7 @@ static kvf_status place(kvf_step *step)
     KVF_TRY(kvf_step_clear(step, layer));
     if (kvf_chunk_way_of(step->kv_group) != KVF_CHUNK_IN_ARENA)
         return KVF_OK;
-    KVF_TRY(kvf_arena_take(step, layer, layer->sealed_before));
+    KVF_TRY(kvf_arena_take(step, layer, layer->extent.sealed_before));
     kvf_arena_place(step);
     return KVF_OK;
 }
@@ -80,7 +80,7 @@ static kvf_status enqueue_pages(kvf_step *step, const kvf_prefill_args *args)
 {
     kvf_layer *layer = step->states[0];
     const bool is_quantized = kvf_chunk_way_of(step->kv_group) == KVF_CHUNK_QUANTIZED;
-    const uint32_t base = layer->length - args->tokens;
+    const uint32_t base = layer->extent.length - args->tokens;
     KVF_TRY(is_quantized ? kvf_prefill_quantized(step, args, base)
                          : append_exact(step, args, base));
     KVF_TRY(keep_queries(step, args, layer));
@@ -96,7 +96,7 @@ static kvf_status enqueue_pages(kvf_step *step, const kvf_prefill_args *args)
 static kvf_status prepare(kvf_step *step, const kvf_prefill_args *args, kvf_stream *stream)
 {
     kvf_layer *layer = &args->sequence->layers[args->layer];
-    const uint32_t base = layer->length;
+    const uint32_t base = layer->extent.length;
     KVF_TRY(kvf_step_open(step, args->layer, &args->sequence, args->q != NULL, stream));
     const kvf_status status = step->kv_group ? kvf_append_acquire(layer, args->tokens) : KVF_OK;
     if (status != KVF_OK)
@@ -154,7 +154,7 @@ kvf_status kvf_layer_prefill(kvf_cache *cache, const kvf_prefill_args *args, kvf
 /* Blocks of the layer where a chunk of it finds them, and no new ones. */
 static kvf_status enqueue_queries(kvf_step *step, const kvf_prefill_args *args)
 {
-    const uint32_t base = step->states[0]->length - args->tokens;
+    const uint32_t base = step->states[0]->extent.length - args->tokens;
     kvf_prefill_args own = *args;
     own.q = kvf_inputs_seen(step->cache, args->q, NULL, NULL).q;
     KVF_TRY(place(step));
@@ -188,7 +188,7 @@ kvf_status kvf_layer_append_again(kvf_cache *cache, const kvf_prefill_args *args
                                   const kvf_carried *carried, kvf_stream *stream)
 {
     kvf_layer *layer = &args->sequence->layers[args->layer];
-    const uint32_t base = layer->length;
+    const uint32_t base = layer->extent.length;
     kvf_step step = {.cache = cache};
     KVF_TRY(kvf_step_open(&step, args->layer, &args->sequence, false, stream));
     KVF_TRY(kvf_append_acquire(layer, args->tokens));

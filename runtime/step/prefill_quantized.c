@@ -91,7 +91,7 @@ kvf_status kvf_prefill_quantized(kvf_step *step, const kvf_prefill_args *args, u
     kvf_layer *layer = step->states[0];
     const kvf_row *view;
     if (step->row_host[0].sealed_before < step->row_host[0].sealed)
-        layer->spare = step->row_host[0].sealed;
+        kvf_cut_spare(&layer->cut, step->row_host[0].sealed);
     KVF_TRY(kvf_step_stamp(step, NULL));
     KVF_TRY(make_wide(step, args, base, &view));
     KVF_TRY(kvf_chunk_repack(step, args, base, step->kv_group->tables.wide.table));

@@ -188,7 +188,7 @@ static kvf_status check_call(kvf_recording *r, const kvf_decode_args *args, kvf_
         KVF_FAIL(context, KVF_INVALID,
                  "layer = %u is recorded already; a recording has each layer once", args->layer);
     for (uint32_t b = 0; b < r->batch; b++)
-        if (r->sequences[b]->layers[args->layer].length == 0)
+        if (r->sequences[b]->layers[args->layer].extent.length == 0)
             KVF_FAIL(context, KVF_INVALID,
                      "sequences[%u] has no tokens in layer %u; record after its prompt", b,
                      args->layer);
@@ -272,7 +272,8 @@ static uint32_t blocks_to_seal(const kvf_recording *r, const kvf_kv_group *kv_gr
         for (uint32_t b = 0; b < r->batch; b++) {
             const kvf_layer *layer = layer_of(r, i, b);
             if (layer->kv_group == kv_group)
-                blocks += kvf_sealed_blocks(kv_group, layer->length + 1) - layer->sealed;
+                blocks +=
+                    kvf_sealed_blocks(kv_group, layer->extent.length + 1) - layer->extent.sealed;
         }
     return blocks;
 }
@@ -306,7 +307,7 @@ static bool has_room(const kvf_recording *r)
 {
     for (uint32_t i = 0; i < r->count; i++)
         for (uint32_t b = 0; b < r->batch; b++)
-            if (layer_of(r, i, b)->length >= r->cache->config.tokens_max)
+            if (layer_of(r, i, b)->extent.length >= r->cache->config.tokens_max)
                 return false;
     return true;
 }
@@ -317,9 +318,10 @@ static bool is_plain(const kvf_recording *r)
         for (uint32_t b = 0; b < r->batch; b++) {
             const kvf_layer *layer = layer_of(r, i, b);
             const kvf_kv_group *kv_group = layer->kv_group;
-            if (kv_group && (layer->is_fresh || kvf_verify_is_due(kv_group, layer) ||
-                             kvf_refresh_is_due(kv_group, layer,
-                                                kvf_sealed_blocks(kv_group, layer->length + 1))))
+            if (kv_group &&
+                (layer->is_fresh || kvf_verify_is_due(kv_group, layer) ||
+                 kvf_refresh_is_due(kv_group, layer,
+                                    kvf_sealed_blocks(kv_group, layer->extent.length + 1))))
                 return false;
         }
     return true;
@@ -392,14 +394,14 @@ static void note_sealed(kvf_recording *r, const kvf_step *step, kvf_layer *layer
 {
     kvf_kv_group *kv_group = step->kv_group;
     uint32_t *const sealing = &r->sealing[kv_group - r->cache->kv_groups];
-    if (layer->sealed == layer->sealed_before)
+    if (layer->extent.sealed == layer->extent.sealed_before)
         return;
-    KVF_ASSERT(layer->sealed == layer->sealed_before + 1); /* a step is one token */
+    KVF_ASSERT(layer->extent.sealed == layer->extent.sealed_before + 1); /* a step is one token */
     const seal_frame seal = seal_frame_of(r, kv_group);
     const uint32_t n = seal.first + *sealing;
-    const kvf_block block = layer->blocks[layer->sealed_before];
+    const kvf_block block = layer->blocks[layer->extent.sealed_before];
     seal.rows[n] = kvf_step_row(kv_group, layer);
-    seal.rows[n].sealed_before = layer->sealed_before;
+    seal.rows[n].sealed_before = layer->extent.sealed_before;
     seal.rows[n].job_first = *sealing % seal.most;
     seal.rows[n].pool = (void *const *)seal_seen(r, &seal, &seal.pool[n]);
     seal.rows[n].new_block_of = seal_seen(r, &seal, &seal.block_of[n]);
@@ -408,9 +410,9 @@ static void note_sealed(kvf_recording *r, const kvf_step *step, kvf_layer *layer
     seal.block_of[n] = block.index;
     ++*sealing;
     r->cache->counters[step->layer].bytes_to_host += kvf_stored_block_bytes(&kv_group->dims.paging);
-    layer->sealed_before = layer->sealed;
+    kvf_extent_begin(&layer->extent);
     if (kvf_quantizes_pages(kv_group))
-        layer->spare = layer->sealed;
+        kvf_cut_spare(&layer->cut, layer->extent.sealed);
 }
 
 /* Bookkeeping of one recorded call, and its piece of the frame. */

@@ -130,7 +130,7 @@ static kvf_status seal_quantized(kvf_step *step)
     /* Rows of a replay are of all layers, and who made them has noted it. */
     for (uint32_t b = 0; b < step->rows && !step->is_recorded; b++)
         if (step->row_host[b].sealed_before < step->row_host[b].sealed)
-            step->states[b]->spare = step->row_host[b].sealed;
+            kvf_cut_spare(&step->states[b]->cut, step->row_host[b].sealed);
     KVF_TRY(KVF_LAUNCH(step, quantize, args));
     KVF_TRY(kvf_step_seal_blocks(step, NULL, 0));
     KVF_TRY(kvf_step_admit(step));

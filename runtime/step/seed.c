@@ -47,7 +47,7 @@ kvf_status kvf_sequence_seed(kvf_cache *cache, kvf_sequence *sequence, uint32_t 
     kvf_layer *state = &sequence->layers[layer];
     if (state->kv_group->dims.static_tokens == 0)
         return KVF_OK;
-    if (state->sealed > 0) {
+    if (state->extent.sealed > 0) {
         kvf_step step = {.cache = cache};
         KVF_TRY(kvf_step_open(&step, layer, &sequence, true, stream));
         kvf_refresh_seed(&state->refresh);

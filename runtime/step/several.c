@@ -31,11 +31,13 @@ typedef enum effect { EFFECT_NONE, EFFECT_SEALS, EFFECT_ALONE } effect;
 
 static effect advance(const kvf_kv_group *kv_group, kvf_layer *at)
 {
-    at->length++;
-    const uint32_t sealed = kvf_max_u32(at->sealed, kvf_sealed_blocks(kv_group, at->length));
-    const bool seals = sealed > at->sealed, is_due = kvf_refresh_is_due(kv_group, at, sealed);
+    at->extent.length++;
+    const uint32_t sealed =
+        kvf_max_u32(at->extent.sealed, kvf_sealed_blocks(kv_group, at->extent.length));
+    const bool seals = sealed > at->extent.sealed,
+               is_due = kvf_refresh_is_due(kv_group, at, sealed);
     const bool is_alone = is_due || kvf_verify_is_due(kv_group, at);
-    at->sealed = sealed;
+    at->extent.sealed = sealed;
     kvf_refresh_step(&at->refresh, is_due);
     if (is_due)
         kvf_refresh_was_exact(&at->refresh);
@@ -72,8 +74,8 @@ static kvf_status check_room(const kvf_cache *cache, const kvf_decode_args *args
     uint64_t needed = 0;
     for (uint32_t b = 0; kv_group && b < args->batch; b++) {
         const kvf_layer *layer = &args->sequences[b]->layers[args->layer];
-        const uint32_t sealed = kvf_sealed_blocks(kv_group, layer->length + args->tokens[b]);
-        needed += kvf_max_u32(sealed, layer->sealed) - layer->sealed;
+        const uint32_t sealed = kvf_sealed_blocks(kv_group, layer->extent.length + args->tokens[b]);
+        needed += kvf_max_u32(sealed, layer->extent.sealed) - layer->extent.sealed;
     }
     return kv_group && needed > kv_group->pool.free_count ? kvf_append_full(kv_group) : KVF_OK;
 }

@@ -27,7 +27,7 @@ void kvf_step_rows_after(kvf_step *step)
     KVF_TAKE(step, step->row_after_host, step->row_after, step->rows);
     for (uint32_t b = 0; step->states && b < step->rows; b++) {
         kvf_layer *state = step->states[b];
-        kvf_refresh_flip(&state->refresh, state->length);
+        kvf_refresh_flip(&state->refresh, state->extent.length);
         const kvf_row other = kvf_step_row(kv_group, state);
         step->row_after_host[b] = step->row_host[b];
         step->row_after_host[b].store = other.store;

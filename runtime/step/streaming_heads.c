@@ -130,7 +130,7 @@ static kvf_row row_of(const kvf_layer *state)
     return (kvf_row){.ring = state->ring,
                      .fault = state->fault,
                      .fault_key = state->fault_key,
-                     .length = state->length};
+                     .length = state->extent.length};
 }
 
 /* ---- prefill ---- */

@@ -25,7 +25,7 @@
 /* Tokens of a layer that stay, at positions below `tokens`: positions ascend. */
 static uint32_t length_after(const kvf_layer *layer, uint32_t tokens)
 {
-    uint32_t length = layer->length;
+    uint32_t length = layer->extent.length;
     while (length && layer->positions[length - 1] >= tokens)
         length--;
     return length;
@@ -37,14 +37,14 @@ static kvf_status check(kvf_cache *cache, const kvf_sequence *sequence, uint32_t
     for (uint32_t i = 0; i < cache->config.layers; i++) {
         const kvf_layer *layer = &sequence->layers[i];
         const uint32_t length = length_after(&sequence->layers[i], tokens);
-        if (layer->length)
-            end = kvf_max_u32(end, layer->positions[layer->length - 1] + 1);
-        if (length && length < layer->kept)
+        if (layer->extent.length)
+            end = kvf_max_u32(end, layer->positions[layer->extent.length - 1] + 1);
+        if (length && length < layer->cut.kept)
             KVF_FAIL(cache->context, KVF_UNSUPPORTED,
                      "tokens = %u: layer %u holds what a prune policy chose of the positions below "
                      "%u, per KV head its own tokens; cut after them, cut all, or fork before "
                      "pruning",
-                     tokens, i, layer->positions[layer->kept - 1] + 1);
+                     tokens, i, layer->positions[layer->cut.kept - 1] + 1);
     }
     if (tokens > end)
         KVF_FAIL(cache->context, KVF_INVALID,
@@ -57,7 +57,7 @@ static kvf_status check(kvf_cache *cache, const kvf_sequence *sequence, uint32_t
 static uint32_t steps_of(const kvf_layer *layer, uint32_t first)
 {
     uint32_t steps = 0;
-    for (uint32_t i = first; i < layer->length; i++)
+    for (uint32_t i = first; i < layer->extent.length; i++)
         steps += layer->by_step[i];
     return steps;
 }
@@ -67,11 +67,11 @@ static void cut_layer(kvf_sequence *sequence, uint32_t index, uint32_t length)
     kvf_layer *layer = &sequence->layers[index];
     kvf_kv_group *kv_group = layer->kv_group;
     const uint32_t steps = steps_of(layer, length), sealed = kvf_sealed_blocks(kv_group, length);
-    for (uint32_t p = sealed; p < layer->sealed; p++)
+    for (uint32_t p = sealed; p < layer->extent.sealed; p++)
         kvf_page_pool_release(&kv_group->pool, layer->blocks[p]);
-    kvf_queries_cut(&layer->queries, layer->length - length, kvf_kept_queries(kv_group, layer));
-    layer->length = length;
-    layer->sealed = sealed;
+    kvf_queries_cut(&layer->queries, layer->extent.length - length,
+                    kvf_kept_queries(kv_group, layer));
+    kvf_extent_cut(&layer->extent, length, sealed);
     layer->steps -= kvf_min_u32(steps, layer->steps);
     kvf_refresh_cut(&layer->refresh, length, steps);
     kvf_footprint_cut(sequence->cache, sequence, index);
@@ -102,7 +102,7 @@ static kvf_status dequantize_window(kvf_step *step, kvf_layer *layer)
     const kvf_kv_group *kv_group = step->kv_group;
     const kvf_paging *p = &kv_group->dims.paging;
     const kvf_row *row = &step->row_host[layer->index];
-    const uint32_t end = kvf_min_u32(layer->sealed_before, kvf_row_blocks(p, row));
+    const uint32_t end = kvf_min_u32(layer->extent.sealed_before, kvf_row_blocks(p, row));
     for (uint32_t b = row->sealed; b < end; b++) {
         const kvf_dequantize_args dequantize = {
             .paging = *p,
@@ -110,13 +110,12 @@ static kvf_status dequantize_window(kvf_step *step, kvf_layer *layer)
             .count = 1,
             .block = kvf_page_pool_device(&kv_group->pool, layer->blocks[b]),
             .row = step->row + layer->index};
-        KVF_TRY(b + 1 == layer->spare
+        KVF_TRY(b + 1 == layer->cut.spare
                     ? kv_group->device->ops->copy(step->stream, kvf_row_ring_block(p, row, b),
                                                   kvf_row_spare(p, row), kvf_block_bytes(p))
                     : KVF_LAUNCH(step, dequantize, dequantize));
     }
-    if (layer->spare > row->sealed)
-        layer->spare = 0;
+    kvf_cut_to(&layer->cut, row->sealed);
     return KVF_OK;
 }
 
@@ -135,11 +134,12 @@ static kvf_status enqueue_cut(kvf_step *step, kvf_sequence *sequence, uint32_t t
     kvf_fork_take(step);
     for (uint32_t i = 0; i < step->cache->config.layers; i++) {
         kvf_layer *layer = &sequence->layers[i];
-        const uint32_t length = length_after(&sequence->layers[i], tokens), sealed = layer->sealed;
+        const uint32_t length = length_after(&sequence->layers[i], tokens),
+                       sealed = layer->extent.sealed;
         if (layer->kv_group != kv_group)
             continue;
-        layer->sealed_before = sealed;
-        if (length && length < layer->length)
+        layer->extent.sealed_before = sealed;
+        if (length && length < layer->extent.length)
             cut_layer(sequence, i, length);
         step->row_host[layer->index] = kvf_step_row(kv_group, layer);
         KVF_TRY(bring_window(step, layer, sealed));
@@ -165,8 +165,8 @@ static kvf_status bring_blocks(const kvf_kv_group *kv_group, const kvf_sequence 
             continue;
         const uint32_t length = length_after(&sequence->layers[i], tokens);
         const uint32_t first = kvf_sealed_blocks(kv_group, length);
-        const uint32_t end =
-            kvf_min_u32(layer->sealed, kvf_div_ceil_u32(length, kv_group->dims.paging.block_size));
+        const uint32_t end = kvf_min_u32(
+            layer->extent.sealed, kvf_div_ceil_u32(length, kv_group->dims.paging.block_size));
         if (length && first < end)
             KVF_TRY(kvf_addressable_blocks(layer->kv_group, layer->blocks + first, end - first));
     }
@@ -208,7 +208,7 @@ static bool unseals(const kvf_kv_group *kv_group, const kvf_sequence *sequence, 
         const kvf_layer *layer = &sequence->layers[i];
         const uint32_t length = length_after(&sequence->layers[i], tokens);
         if (layer->kv_group == kv_group && length &&
-            kvf_sealed_blocks(kv_group, length) < layer->sealed)
+            kvf_sealed_blocks(kv_group, length) < layer->extent.sealed)
             return true;
     }
     return false;
@@ -224,10 +224,10 @@ static kvf_status cut_all(kvf_cache *cache, kvf_sequence *sequence, uint32_t tok
     for (uint32_t i = 0; i < cache->config.layers; i++) {
         kvf_layer *layer = &sequence->layers[i];
         const uint32_t length = length_after(&sequence->layers[i], tokens);
-        if (length == 0 && layer->length) {
+        if (length == 0 && layer->extent.length) {
             kvf_layer_clear(layer);
             kvf_footprint_cut(cache, sequence, i);
-        } else if (length < layer->length) {
+        } else if (length < layer->extent.length) {
             cut_layer(sequence, i, length);
         }
     }

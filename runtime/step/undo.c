@@ -60,12 +60,12 @@ static void blocks(undoing *u, uint32_t tokens)
     const kvf_kv_group *kv_group = u->step->kv_group;
     const kvf_paging *p = &kv_group->dims.paging;
     const uint32_t most = kvf_undo_blocks(kv_group), there = kvf_row_blocks(p, &u->row);
-    const uint32_t sealed = kvf_sealed_blocks(kv_group, u->from->length + tokens);
+    const uint32_t sealed = kvf_sealed_blocks(kv_group, u->from->extent.length + tokens);
     size_t at = (size_t)u->index * (most + p->spare_blocks);
-    KVF_ASSERT(sealed < u->from->sealed || sealed - u->from->sealed <= most);
-    for (uint32_t b = u->from->sealed; b < kvf_min_u32(sealed, there); b++)
+    KVF_ASSERT(sealed < u->from->extent.sealed || sealed - u->from->extent.sealed <= most);
+    for (uint32_t b = u->from->extent.sealed; b < kvf_min_u32(sealed, there); b++)
         piece(u, kvf_row_ring_block(p, &u->row, b), kept_of(u)->blocks, at++, kvf_block_bytes(p));
-    if (u->from->sealed < sealed && u->from->spare)
+    if (u->from->extent.sealed < sealed && u->from->cut.spare)
         piece(u, kvf_row_spare(p, &u->row), kept_of(u)->blocks, at, kvf_block_bytes(p));
 }
 
@@ -83,7 +83,7 @@ static void static_set(undoing *u, uint32_t tokens)
     piece(u, u->row.store_count, t->store_count, b, p->kv_heads * sizeof *t->store_count);
     for (uint32_t h = 0; is_due && h < p->kv_heads; h++)
         piece(u, kvf_row_bits(p, &u->row, h), t->bits + (b * p->kv_heads + h) * p->blocks_max, 0,
-              u->from->sealed * sizeof *t->bits);
+              u->from->extent.sealed * sizeof *t->bits);
     if (is_due && u->row.share)
         piece(u, u->row.share, t->share, b, 2 * sizeof *t->share);
     if (!is_due || interval >= tokens)
@@ -148,7 +148,7 @@ static void keep_counts(kvf_cache *cache, const kvf_decode_args *args)
 /* Blocks that the call has acquired go back. Page tables may hold older addresses of others. */
 static void put_layer_back(kvf_layer *layer, const kvf_layer *before)
 {
-    for (uint32_t p = before->sealed; p < layer->sealed; p++)
+    for (uint32_t p = before->extent.sealed; p < layer->extent.sealed; p++)
         kvf_page_pool_release(&layer->kv_group->pool, layer->blocks[p]);
     *layer = *before;
     layer->arrivals = 0;

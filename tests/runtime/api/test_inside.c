@@ -54,8 +54,8 @@ static void check_invariants(herd *h)
     for (uint32_t i = 0; i < ALIVE; i++)
         for (uint32_t layer = 0; h->s[i] && layer < c->config.layers; layer++) {
             const kvf_layer *l = &h->s[i]->layers[layer];
-            assert_int_equal(l->sealed, kvf_sealed_blocks(l->kv_group, l->length));
-            for (uint32_t p = 0; p < l->sealed; p++)
+            assert_int_equal(l->extent.sealed, kvf_sealed_blocks(l->kv_group, l->extent.length));
+            for (uint32_t p = 0; p < l->extent.sealed; p++)
                 assert_true(kvf_page_pool_references(&c->kv_groups[0].pool, l->blocks[p]) >= 1);
         }
 }

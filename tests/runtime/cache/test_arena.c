@@ -269,7 +269,7 @@ static void poison_pool(const kvf_sequence *s)
         const kvf_layer *layer = &s->layers[l];
         const kvf_kv_group *kv_group = layer->kv_group;
         const kvf_paging *p = &kv_group->dims.paging;
-        for (uint32_t b = 0; b < layer->sealed; b++) {
+        for (uint32_t b = 0; b < layer->extent.sealed; b++) {
             const uint32_t page = b * p->block_pages;
             /* It is written back; of a streaming head there is none. */
             assert_true(kvf_page_address(s, l, 0, page) || kvf_page_address(s, l, 1, page));
@@ -295,7 +295,8 @@ static uint64_t bytes_to_read(const kvf_layer *layer)
 {
     const kvf_kv_group *kv_group = layer->kv_group;
     const kvf_paging *p = &kv_group->dims.paging;
-    const uint32_t end = kv_group->arena.owner == layer ? kv_group->arena.first : layer->sealed;
+    const uint32_t end =
+        kv_group->arena.owner == layer ? kv_group->arena.first : layer->extent.sealed;
     uint64_t pages = 0;
     for (uint32_t i = 0; kv_group->dims.arena_blocks && i < end * p->block_pages * p->kv_heads;
          i++) {
@@ -453,7 +454,7 @@ static void layer_major_prefill_stays_in_the_arena(void **state)
             const kvf_prefill_arena *a = &x.w.cache->kv_groups[0].arena;
             assert_ptr_equal(a->owner, &s->layers[layer]);
             assert_int_equal(a->first, 0);
-            assert_int_equal(a->end, s->layers[layer].sealed);
+            assert_int_equal(a->end, s->layers[layer].extent.sealed);
         }
     }
     float *out = test_scratch(256 * sizeof *out);

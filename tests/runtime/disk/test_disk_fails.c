@@ -114,7 +114,7 @@ static void with_failures(attempt *a, kvf_status (*call)(attempt *a), int what)
     for (uint32_t n = 0;; n++) {
         const uint64_t live = f->w.tier.runtime->context->live_bytes;
         const uint32_t free_before = free_blocks(f);
-        const uint32_t length = f->p.tier->layers[a->layer].length;
+        const uint32_t length = f->p.tier->layers[a->layer].extent.length;
         assert_true(n < 1000);
         fail_plan_set(n, what, 0);
         const kvf_status status = call(a);
@@ -131,7 +131,7 @@ static void with_failures(attempt *a, kvf_status (*call)(attempt *a), int what)
             fail_msg("%s", error->text);
         assert_int_equal(f->w.tier.runtime->context->live_bytes, live);
         assert_int_equal(free_blocks(f), free_before);
-        assert_int_equal(f->p.tier->layers[a->layer].length, length);
+        assert_int_equal(f->p.tier->layers[a->layer].extent.length, length);
     }
 }
 

@@ -129,7 +129,7 @@ static uint32_t written_token(const kvf_cache *cache, const kvf_sequence *s)
 {
     uint32_t latest = 0;
     for (uint32_t layer = 0; layer < cache->config.layers; layer++)
-        for (uint32_t b = 1; b < s->layers[layer].sealed; b++)
+        for (uint32_t b = 1; b < s->layers[layer].extent.sealed; b++)
             if (b > latest && is_being_written(cache, s->layers[layer].blocks[b]))
                 latest = b;
     return latest * cache->kv_groups[0].dims.paging.block_size;

@@ -174,7 +174,7 @@ static uint32_t listed(const listing *l, uint32_t *pages)
 {
     const test_world *tier = &l->w.tier;
     const uint32_t end =
-        l->s[0]->layers[0].sealed * tier->cache->kv_groups[0].dims.paging.block_pages;
+        l->s[0]->layers[0].extent.sealed * tier->cache->kv_groups[0].dims.paging.block_pages;
     uint32_t count = 0;
     for (int32_t i = 0; i < l->lists[0].indptr[1]; i++)
         if ((uint32_t)l->lists[0].indices[i] < end && count < LISTED_MAX)

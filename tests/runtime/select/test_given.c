@@ -136,7 +136,8 @@ static void copy_choice(pair *x, uint32_t layer)
     const uint32_t ids_max = kv_group->dims.ids_max;
     uint32_t stride = 1; /* of the step's scores */
     for (uint32_t i = 0; i < ROWS; i++)
-        stride = kvf_max_u32(stride, cache->sequences[i].layers[layer].sealed * p->block_pages);
+        stride =
+            kvf_max_u32(stride, cache->sequences[i].layers[layer].extent.sealed * p->block_pages);
     int32_t *ids = test_alloc((size_t)ROWS * p->lists * ids_max * sizeof *ids);
     uint32_t *count = test_alloc(ROWS * p->lists * sizeof *count);
     float *scores = test_alloc((size_t)ROWS * p->lists * stride * sizeof *scores);

@@ -514,13 +514,13 @@ static void make_tree(test_random *r, kvf_layer *states, kvf_block (*blocks)[TIL
     uint32_t next = 0;
     for (uint32_t b = 0; b < ROWS; b++) {
         const uint32_t from = test_random_below(r, b + 1);
-        const uint32_t most = from < b ? states[from].sealed : 0;
+        const uint32_t most = from < b ? states[from].extent.sealed : 0;
         const uint32_t stays = test_random_below(r, most + 1);
         const uint32_t kept = test_random_below(r, 2) ? most : stays;
         states[b] = (kvf_layer){.blocks = blocks[b]};
-        states[b].sealed = kept + test_random_below(r, TILES * PER_TILE - kept + 1);
+        states[b].extent.sealed = kept + test_random_below(r, TILES * PER_TILE - kept + 1);
         memcpy(blocks[b], blocks[from], kept * sizeof **blocks);
-        for (uint32_t i = kept; i < states[b].sealed; i++)
+        for (uint32_t i = kept; i < states[b].extent.sealed; i++)
             blocks[b][i] = (kvf_block){next++};
     }
 }
@@ -528,7 +528,7 @@ static void make_tree(test_random *r, kvf_layer *states, kvf_block (*blocks)[TIL
 static uint32_t blocks_in_common(const kvf_layer *a, const kvf_layer *b)
 {
     uint32_t blocks = 0;
-    while (blocks < a->sealed && blocks < b->sealed &&
+    while (blocks < a->extent.sealed && blocks < b->extent.sealed &&
            a->blocks[blocks].index == b->blocks[blocks].index)
         blocks++;
     return blocks;
@@ -572,7 +572,7 @@ static void order_says_what_is_common(void **state)
         make_tree(&random, states, blocks);
         for (uint32_t b = 0; b < ROWS; b++) {
             list[b] = &states[b];
-            rows[b] = (kvf_row){.sealed = states[b].sealed};
+            rows[b] = (kvf_row){.sealed = states[b].extent.sealed};
         }
         if (step.rows > 1) { /* two tokens of a sequence */
             list[1] = list[0];

@@ -280,7 +280,7 @@ static void attended_token(const lister *l, uint32_t head, uint32_t token, float
     const char *k = (const char *)test_k(&l->t, 0, token) + head * kvf_row_bytes(&s);
     const char *v = (const char *)test_v(&l->t, 0, token) + head * kvf_value_bytes(&s);
     if (c->pages != KVF_PAGES_NATIVE && token >= c->sink_tokens &&
-        token < layer->sealed * layer->kv_group->dims.paging.block_size) {
+        token < layer->extent.sealed * layer->kv_group->dims.paging.block_size) {
         repack(&s, k, v, key, value);
         return;
     }

@@ -105,16 +105,16 @@ static void same_layer(test_world *w, const kvf_sequence *a, const kvf_sequence 
     const kvf_layer *x = &a->layers[0], *y = &b->layers[0];
     const size_t bytes = kvf_stored_block_bytes(p), page = kvf_page_bytes(&p->shape);
     test_wait(w);
-    assert_int_equal(x->length, y->length);
-    assert_int_equal(x->sealed, y->sealed);
-    assert_memory_equal(x->positions, y->positions, x->length * sizeof *x->positions);
+    assert_int_equal(x->extent.length, y->extent.length);
+    assert_int_equal(x->extent.sealed, y->extent.sealed);
+    assert_memory_equal(x->positions, y->positions, x->extent.length * sizeof *x->positions);
     for (uint32_t i = kvf_div_ceil_u32(p->sink, p->block_size);
-         p->shape.pages != KVF_PAGES_NATIVE && i < x->sealed; i++)
+         p->shape.pages != KVF_PAGES_NATIVE && i < x->extent.sealed; i++)
         assert_memory_equal(test_seen(kvf_page_pool_device(&kv_group->pool, x->blocks[i]), bytes),
                             test_seen(kvf_page_pool_device(&kv_group->pool, y->blocks[i]), bytes),
                             bytes);
     for (uint32_t h = 0; p->shape.pages == KVF_PAGES_NATIVE && h < p->kv_heads; h++)
-        for (uint32_t i = 0; i < x->sealed * p->block_pages; i++)
+        for (uint32_t i = 0; i < x->extent.sealed * p->block_pages; i++)
             assert_memory_equal(test_seen(kvf_page_address(a, 0, h, i), page),
                                 test_seen(kvf_page_address(b, 0, h, i), page), page);
     assert_true(kvf_page_pool_is_valid(&kv_group->pool));
@@ -124,7 +124,7 @@ static void same_layer(test_world *w, const kvf_sequence *a, const kvf_sequence 
 static uint32_t exact_from(const kvf_sequence *s)
 {
     const kvf_layer *layer = &s->layers[0];
-    return (layer->sealed - (layer->spare && layer->spare == layer->sealed)) *
+    return (layer->extent.sealed - (layer->cut.spare && layer->cut.spare == layer->extent.sealed)) *
            layer->kv_group->dims.paging.block_size;
 }
 
@@ -372,7 +372,7 @@ static void scores_are_of_what_steps_see(void **state)
         float *got = scores_of(&w, s, &a);
         const kvf_paging *p = &w.cache->kv_groups[0].dims.paging;
         const size_t row = kvf_row_bytes(&p->shape);
-        for (uint32_t id = c.sink_tokens; id < s->layers[0].sealed * p->block_size; id++)
+        for (uint32_t id = c.sink_tokens; id < s->layers[0].extent.sealed * p->block_size; id++)
             for (uint32_t h = 0; h < c.kv_heads; h++) {
                 char token[8 * KVF_HEAD_DIM_MAX];
                 char *k = (char *)test_k(&t, 0, id) + h * row, *v = test_v(&t, 0, id);

@@ -47,7 +47,7 @@ static void run_seed(const seed_case *x, uint64_t seed)
     kvf_sequence *s = test_sequence(&w);
     test_prefill(&w, s, &t, &(test_range){.count = n, .chunk = 100, .append_only = x->append_only},
                  NULL);
-    const uint32_t end = s->layers[0].sealed * kvf_cache_memory(w.cache)->block_size;
+    const uint32_t end = s->layers[0].extent.sealed * kvf_cache_memory(w.cache)->block_size;
     float *scores = must(cc.kv_heads * n * sizeof *scores);
     unsigned char *is_in = must(cc.kv_heads * n);
     for (uint32_t i = 0; i < cc.kv_heads * n; i++) /* sink and window change nothing */

@@ -83,7 +83,7 @@ static kvf_cache_config config_small(kvf_select select, kvf_digest_kind digest)
 
 static size_t row_digest_bytes(const kvf_kv_group *kv_group, const kvf_layer *layer)
 {
-    return (size_t)layer->sealed * kv_group->dims.paging.kv_heads *
+    return (size_t)layer->extent.sealed * kv_group->dims.paging.kv_heads *
            kv_group->dims.paging.digest_bytes;
 }
 
@@ -94,13 +94,13 @@ static char *digests_of(const test_world *w, const kvf_sequence *s, uint32_t ind
     const kvf_kv_group *kv_group = layer->kv_group;
     const kvf_paging *p = &kv_group->dims.paging;
     const kvf_row row = kvf_step_row(kv_group, layer);
-    const uint32_t *named = test_seen(row.block_of, layer->sealed * sizeof *named);
+    const uint32_t *named = test_seen(row.block_of, layer->extent.sealed * sizeof *named);
     char *all = malloc(row_digest_bytes(kv_group, layer) + 1), *to = all;
     assert_non_null(all);
     (void)w;
-    for (uint32_t b = 0; b < layer->sealed; b++)
+    for (uint32_t b = 0; b < layer->extent.sealed; b++)
         assert_int_equal(named[b], layer->blocks[b].index);
-    for (uint32_t b = 0; b < layer->sealed; b++)
+    for (uint32_t b = 0; b < layer->extent.sealed; b++)
         for (uint32_t h = 0; h < p->kv_heads; h++, to += p->digest_bytes)
             memcpy(to,
                    test_seen(kvf_row_digests(p, &row, layer->blocks[b].index, h), p->digest_bytes),
@@ -116,7 +116,7 @@ typedef struct watched {
 
 static watched watch(test_world *w, const kvf_sequence *s)
 {
-    watched o = {.s = s, .sealed = s->layers[0].sealed};
+    watched o = {.s = s, .sealed = s->layers[0].extent.sealed};
     test_wait(w);
     for (uint32_t i = 0; i < 2; i++)
         o.digests[i] = digests_of(w, s, i);
@@ -126,7 +126,7 @@ static watched watch(test_world *w, const kvf_sequence *s)
 static void is_as_it_was(test_world *w, watched *o, const char *after)
 {
     test_wait(w);
-    assert_int_equal(o->s->layers[0].sealed, o->sealed);
+    assert_int_equal(o->s->layers[0].extent.sealed, o->sealed);
     for (uint32_t i = 0; i < 2; i++) {
         char *now = digests_of(w, o->s, i);
         if (memcmp(now, o->digests[i],
@@ -140,7 +140,7 @@ static void is_as_it_was(test_world *w, watched *o, const char *after)
 static uint32_t blocks_in_common(const kvf_sequence *a, const kvf_sequence *b)
 {
     uint32_t blocks = 0;
-    while (blocks < a->layers[0].sealed && blocks < b->layers[0].sealed &&
+    while (blocks < a->layers[0].extent.sealed && blocks < b->layers[0].extent.sealed &&
            a->layers[0].blocks[blocks].index == b->layers[0].blocks[blocks].index)
         blocks++;
     return blocks;
@@ -167,7 +167,8 @@ static void prompt(test_world *w, kvf_sequence *s, const test_tokens *t, uint32_
 /* Every other token of layer 0 goes. */
 static void keep_half(test_world *w, kvf_sequence *s)
 {
-    const uint32_t heads = w->config.kv_heads, length = s->layers[0].length, count = length / 2;
+    const uint32_t heads = w->config.kv_heads, length = s->layers[0].extent.length,
+                   count = length / 2;
     uint32_t *ids = must(heads * count * sizeof *ids);
     void *work = must(kvf_keep_work_bytes(w->cache));
     for (uint32_t h = 0; h < heads; h++)
@@ -199,7 +200,7 @@ static void nobody_writes_what_others_have(void **state)
         test_ok(&w, kvf_sequence_fork(w.cache, parent, w.stream, &child));
         assert_int_equal(blocks_in_common(parent, child), o.sealed);
         step_layers(&w, child, &t, PROMPT + 40, 70);
-        assert_true(child->layers[0].sealed > o.sealed);
+        assert_true(child->layers[0].extent.sealed > o.sealed);
         is_as_it_was(&w, &o, "steps that seal");
 
         o = watch(&w, child);

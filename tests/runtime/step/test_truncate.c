@@ -89,8 +89,8 @@ static void same_inside(const test_world *w, const kvf_sequence *s)
     assert_true(kvf_page_pool_is_valid(&c->kv_groups[0].pool));
     assert_true(test_residency_is_valid(&c->kv_groups[0].residency));
     for (uint32_t l = 0; l < c->config.layers; l++)
-        assert_int_equal(s->layers[l].sealed,
-                         kvf_sealed_blocks(s->layers[l].kv_group, s->layers[l].length));
+        assert_int_equal(s->layers[l].extent.sealed,
+                         kvf_sealed_blocks(s->layers[l].kv_group, s->layers[l].extent.length));
 }
 
 /* The tail of a sequence that had the dropped tokens, or had not. */
