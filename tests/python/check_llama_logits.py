@@ -16,11 +16,15 @@ run; kvferry's is at a tie, and by the same coin not the earlier one too often. 
 more than some times what llama.cpp's own rounding moves margins by. Layouts of a sequence are one toss.
 
 usage: check_llama_logits.py [--quick] [--versions NAME,...] [--families NAME,...] [--seeds N] [--table FILE]
+           [--keep FOLDER]
+
+The whole takes hours. It goes seed by seed, and with --keep rows stay in files: a run that was cut goes on.
 """
 import argparse
 import itertools
 import json
 import os
+import pickle
 import sys
 import tempfile
 
@@ -240,6 +244,19 @@ def check(version, name, seed, folder, steps, kinds, layouts):
         yield dict(row, wrong="" if too_far([row]) else "a wrong cell is not seen")
 
 
+def kept(keep, plan, folder):
+    """Rows of a plan; those that an earlier run kept are not made again."""
+    path = os.path.join(keep or folder, "%s-%s-%d-%d.rows" % plan[:4])
+    if os.path.exists(path):
+        with open(path, "rb") as rows:
+            return pickle.load(rows)
+    rows = list(check(*plan[:3], folder, *plan[3:]))
+    with open(path + ".part", "wb") as out:
+        pickle.dump(rows, out)
+    os.rename(path + ".part", path)
+    return rows
+
+
 def groups(rows):
     """Rows that are judged together, with their key."""
     return [(name, list(group)) for name, group in itertools.groupby(sorted(rows, key=key), key)]
@@ -277,6 +294,7 @@ def main():
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=256)
     parser.add_argument("--table")
+    parser.add_argument("--keep")
     args = parser.parse_args()
     llama_case.require()
     rows, versions = [], args.versions.split(",") if args.versions else llama_case.versions()
@@ -284,16 +302,15 @@ def main():
         plans = [(versions[0], "smollm2", 1, 32, ("f16",), LAYOUTS[:1])]
     else:
         llama_case.require(os.path.join(llama_case.PLACE, "models"))
-        whole = "native" if "native" in versions else versions[0]
+        whole = "native" if "native" in versions and not args.versions else versions[0]
         plans = [(version, name, seed, args.steps, KINDS if version == whole else KINDS[:1],
                   LAYOUTS if version == whole else LAYOUTS[:1])
-                 for version in versions
+                 for seed in range(1, args.seeds + 1) for version in versions
                  for name in (args.families.split(",") if args.families else
-                              (*FAMILIES, *ALONE) if version == whole else OLDER.get(version, OTHER_VERSIONS))
-                 for seed in range(1, args.seeds + 1)]
+                              (*FAMILIES, *ALONE) if version == whole else OLDER.get(version, OTHER_VERSIONS))]
     with tempfile.TemporaryDirectory() as folder:
-        for version, name, seed, steps, kinds, layouts in plans:
-            for row in check(version, name, seed, folder, steps, kinds, layouts):
+        for plan in plans:
+            for row in kept(args.keep, plan, folder):
                 rows.append(row)
                 print("%-7s %-9s seed %d %-5s slots %d%s KL mean %.2e / %.2e largest %.2e / %.2e share %.3f %s" % (
                     row["version"], row["family"], row["seed"], row["kind"], row["slots"], " unified" * row["unified"],
