@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * FLASH_ATTN_EXT on a cache of llama.cpp: rows of a step become chains, stale tokens are put from
- * llama.cpp's own tensors, and one call attends for all rows.
+ * FLASH_ATTN_EXT on a cache of llama.cpp: rows of a step, or chunks of a prompt, become chains,
+ * stale tokens are put from llama.cpp's own tensors, and one call attends for all of them.
  *
  * A row is served only if its mask is exactly the first cells of a chain, looked at anew for every
  * layer; everything else is left to llama.cpp's kernels, with the reason. A failure of the library
@@ -20,19 +20,13 @@
 typedef struct operation {
     gg_tensor *node;
     const gg_tensor *q, *k, *v, *mask, *sinks;
-    const gg_tensor *keys, *values; /* of the cache */
+    kvl_layer *layer;
     kvl_cache *cache;
-    uint32_t layer;
-    uint32_t stream;  /* the first */
-    uint32_t streams; /* of this operation */
-    uint32_t tokens;  /* per stream */
+    uint32_t stream;          /* the first */
+    uint32_t tokens, streams; /* tokens of each of them */
+    uint32_t rows;
+    int is_prompt;
 } operation;
-
-static const uint16_t *mask_row(const operation *o, uint32_t token, uint32_t s)
-{
-    return (const uint16_t *)((const char *)o->mask->data + token * o->mask->nb[1] +
-                              (size_t)(s % o->mask->ne[3]) * o->mask->nb[3]);
-}
 
 /* Keys or values as they lie in a cache: heads side by side in a cell. */
 static int lies_as_known(const gg_tensor *view, const gg_tensor *cache)
@@ -46,211 +40,259 @@ static int lies_as_known(const gg_tensor *view, const gg_tensor *cache)
            view->view_offs / cache->nb[2] + (size_t)view->ne[3] <= (size_t)cache->ne[2];
 }
 
+/* Are queries or outputs, whose heads and tokens are these dimensions, [streams][tokens][heads]? */
+static int lies_by_rows(const gg_tensor *t, int head, int token)
+{
+    return t->type == GG_F32 && t->nb[0] == 4 && t->nb[head] == (size_t)t->ne[0] * 4 &&
+           t->nb[token] == t->nb[head] * (size_t)t->ne[head] &&
+           (t->ne[3] == 1 || t->nb[3] == t->nb[token] * (size_t)t->ne[token]);
+}
+
 static kvl_reason take_apart(operation *o)
 {
     const gg_tensor *q = o->q, *k = o->k, *v = o->v, *m = o->mask, *out = o->node;
-    const kvl_cache *c = o->cache;
+    const gg_tensor *keys = o->layer->k, *values = o->layer->v;
+    const kvl_shape *s = &o->cache->shape;
     if (!m || m->type != GG_F16 || m->ne[2] != 1 || m->ne[0] != k->ne[1] || m->ne[0] % 64 ||
         m->nb[0] != 2 || m->ne[1] < q->ne[1] || (m->ne[3] != 1 && m->ne[3] != q->ne[3]))
         return KVL_MASK;
-    if (q->type != GG_F32 || q->nb[0] != 4 || out->type != GG_F32 || out->nb[0] != 4 ||
-        !lies_as_known(k, o->keys) || !lies_as_known(v, o->values) || q->ne[3] != k->ne[3] ||
-        v->ne[3] != k->ne[3] || v->ne[1] != k->ne[1] ||
-        k->view_offs / o->keys->nb[2] != v->view_offs / o->values->nb[2])
+    if (q->type != GG_F32 || q->nb[0] != 4 || !lies_by_rows(out, 1, 2) || !lies_as_known(k, keys) ||
+        !lies_as_known(v, values) || q->ne[3] != k->ne[3] || v->ne[3] != k->ne[3] ||
+        v->ne[1] != k->ne[1] || k->view_offs / keys->nb[2] != v->view_offs / values->nb[2])
         return KVL_LAYOUT;
-    if (q->ne[2] != c->query_heads || k->ne[2] != c->kv_heads || v->ne[2] != c->kv_heads ||
-        q->ne[0] != c->head_dim || k->ne[0] != c->head_dim || v->ne[0] != c->value_dim ||
-        c->layers[o->layer].k != o->keys || c->layers[o->layer].v != o->values)
+    if (q->ne[2] != s->query_heads || k->ne[2] != s->kv_heads || v->ne[2] != s->kv_heads ||
+        q->ne[0] != s->head_dim || k->ne[0] != s->head_dim || v->ne[0] != s->value_dim ||
+        kvl_cache_tensor(v, 'v') != values)
         return KVL_GEOMETRY;
-    o->stream = (uint32_t)(k->view_offs / o->keys->nb[2]);
-    o->streams = (uint32_t)q->ne[3];
-    o->tokens = (uint32_t)q->ne[1];
+    o->stream = (uint32_t)(k->view_offs / keys->nb[2]);
     return KVL_SERVED;
 }
 
 /* Give a layer its scale, cap and sinks; they stay. */
 static kvl_reason set_attention(const operation *o)
 {
-    kvl_layer *l = &o->cache->layers[o->layer];
+    kvl_layer *l = o->layer;
+    const size_t bytes = o->cache->shape.query_heads * sizeof(float);
     float given[3]; /* scale, slope of ALiBi, cap */
     memcpy(given, o->node->op_params, sizeof given);
-    const size_t heads = o->cache->query_heads;
-    if (given[1] != 0.0f)
-        return KVL_ALIBI;
-    if (o->sinks && (o->sinks->type != GG_F32 || o->sinks->ne[0] != (int64_t)heads))
+    if (o->sinks && (o->sinks->type != GG_F32 || o->sinks->nb[1] != bytes))
         return KVL_LAYOUT;
     if (l->has_params) {
-        const int same = l->scale == given[0] && l->cap == given[2] &&
-                         l->has_sinks == (o->sinks != NULL) &&
-                         (!o->sinks || !memcmp(l->sinks, o->sinks->data, heads * sizeof(float)));
+        const int same = l->scale == given[0] && l->cap == given[2] && !l->sinks == !o->sinks &&
+                         (!l->sinks || !memcmp(l->sinks, o->sinks->data, bytes));
         return same ? KVL_SERVED : KVL_PARAMS;
     }
-    if (o->sinks && !l->sinks && !(l->sinks = malloc(heads * sizeof(float))))
+    if (o->sinks && !l->sinks && !(l->sinks = malloc(bytes)))
         return KVL_MEMORY;
     if (o->sinks)
-        memcpy(l->sinks, o->sinks->data, heads * sizeof(float));
+        memcpy(l->sinks, o->sinks->data, bytes);
     kvf_attention_params params;
     kvf_attention_params_init(&params);
     params.scale = l->scale = given[0];
     params.soft_cap = l->cap = given[2];
-    params.sinks = o->sinks ? l->sinks : NULL;
-    l->has_sinks = o->sinks != NULL;
-    if (kvf_blocks_attention_params(o->cache->blocks, o->layer, &params) != KVF_OK)
-        return KVL_PARAMS;
-    l->has_params = 1;
+    params.sinks = l->sinks;
+    l->has_params = kvf_blocks_attention_params(o->cache->blocks, l->index, &params) == KVF_OK;
+    return l->has_params ? KVL_SERVED : KVL_PARAMS;
+}
+
+/* ---- rows ---- */
+
+static uint64_t *set_of(const kvl_cache *c, uint32_t row)
+{
+    return c->sets + (size_t)row * (c->shape.cells / 64);
+}
+
+/* The set of a row of the operation. @return its cells; -1 = the mask has other values */
+static int64_t read_mask(const operation *o, uint32_t row, uint64_t *set, int *same)
+{
+    const uint32_t token = row % o->tokens, s = row / o->tokens;
+    const char *mask = (const char *)o->mask->data + token * o->mask->nb[1] +
+                       (size_t)(s % o->mask->ne[3]) * o->mask->nb[3];
+    const size_t width = (size_t)o->mask->ne[0];
+    const int64_t count = kvl_open_cells((const uint16_t *)(const void *)mask, width, set, same);
+    for (size_t w = width / 64; w < o->cache->shape.cells / 64; w++) {
+        *same &= set[w] == 0;
+        set[w] = 0;
+    }
+    return count;
+}
+
+static int find_chain(kvl_cache *c, kvl_row *row, const uint64_t *set)
+{
+    return kvl_chains_find(c->chains, row->stream, set, row->count, row->chain, &row->chain);
+}
+
+/* Rows are found: their lengths and block tables. A chain may get other blocks while later rows are
+ * found, so all are read at the end. */
+static kvl_reason found(kvl_cache *c, uint32_t rows)
+{
+    for (uint32_t r = 0; r < rows; r++) {
+        const kvl_row *row = &c->rows[r];
+        c->lengths[r] = (int32_t)row->count;
+        if (row->count)
+            memcpy(c->table + (size_t)r * c->table_stride, kvl_chain_table(row->chain),
+                   (row->count + KVL_BLOCK - 1) / KVL_BLOCK * sizeof *c->table);
+    }
+    c->rows_count = rows;
     return KVL_SERVED;
+}
+
+/* Chains of a step. Where masks are those of the layer before, so are chains. */
+static kvl_reason find_rows(const operation *o)
+{
+    kvl_cache *c = o->cache;
+    int same = c->rows_count == o->rows;
+    c->rows_count = 0; /* until all are found */
+    for (uint32_t r = 0; r < o->rows; r++) {
+        kvl_row *row = &c->rows[r];
+        const uint32_t stream = o->stream + r / o->tokens;
+        int is_same = 0;
+        const int64_t count = read_mask(o, r, set_of(c, r), &is_same);
+        if (count < 0)
+            return KVL_MASK;
+        same &= is_same && row->stream == stream;
+        row->stream = stream;
+        row->count = (uint32_t)count;
+    }
+    if (same) {
+        c->rows_count = o->rows;
+        return KVL_SERVED;
+    }
+    kvl_chains_begin(c->chains);
+    for (uint32_t r = 0; r < o->rows; r++)
+        if (c->rows[r].count && !find_chain(c, &c->rows[r], set_of(c, r)))
+            return KVL_ROOM;
+    return found(c, o->rows);
+}
+
+/* Rows of a prompt as chunks, in which each row sees one cell more than the row before it: the next
+ * one of a chain. They are found from the last row on, so they fill arrays from their ends. */
+static kvl_reason find_chunks(const operation *o)
+{
+    kvl_cache *c = o->cache;
+    const size_t words = c->shape.cells / 64;
+    uint64_t *set = set_of(c, 0), *left = set_of(c, 1); /* of a row; of what is left of a chunk */
+    uint32_t at = c->rows_max, length = 0;
+    kvl_row *chunk = NULL;
+    c->rows_count = 0;
+    kvl_chains_begin(c->chains);
+    for (uint32_t row = o->rows; row-- > 0;) {
+        const uint32_t stream = o->stream + row / o->tokens;
+        int same;
+        const int64_t count = read_mask(o, row, set, &same);
+        if (count <= 0)
+            return KVL_MASK;
+        if (!chunk || chunk->stream != stream || memcmp(set, left, words * sizeof *set) != 0) {
+            if (at == 0)
+                return KVL_ROOM;
+            chunk = &c->rows[--at];
+            *chunk = (kvl_row){.stream = stream, .count = (uint32_t)count};
+            if (!find_chain(c, chunk, set))
+                return KVL_ROOM;
+            memcpy(left, set, words * sizeof *set);
+            length = chunk->count;
+        }
+        const uint32_t last = kvl_chain_cell(c->chains, chunk->chain, --length);
+        left[last / 64] &= ~(UINT64_C(1) << last % 64);
+        c->starts[at] = row;
+        c->contexts[at] = length;
+    }
+    const uint32_t chunks = c->rows_max - at;
+    memmove(c->rows, c->rows + at, chunks * sizeof *c->rows);
+    memmove(c->starts, c->starts + at, chunks * sizeof *c->starts);
+    memmove(c->contexts, c->contexts + at, chunks * sizeof *c->contexts);
+    c->starts[chunks] = o->rows;
+    return found(c, chunks);
+}
+
+/* Queries side by side: llama.cpp's own where they are, else a copy. NULL = those of a prompt are
+ * not, or a number is beyond what the library rounds it to. */
+static const float *queries(const operation *o)
+{
+    const gg_tensor *q = o->q;
+    const kvl_shape *s = &o->cache->shape;
+    const size_t row = (size_t)s->query_heads * s->head_dim;
+    const float *given = q->data;
+    if (!lies_by_rows(q, 2, 1)) {
+        float *to = o->cache->q;
+        for (uint32_t r = 0; !o->is_prompt && r < o->rows; r++)
+            for (uint32_t h = 0; h < s->query_heads; h++, to += s->head_dim)
+                memcpy(to,
+                       (const char *)q->data + r % o->tokens * q->nb[1] + h * q->nb[2] +
+                           r / o->tokens * q->nb[3],
+                       s->head_dim * sizeof *to);
+        given = o->is_prompt ? NULL : o->cache->q;
+    }
+    return given && kvl_fits_f16(given, o->rows * row) ? given : NULL;
 }
 
 /* ---- putting ---- */
 
-static int put_some(kvl_plugin *p, const operation *o, const kvl_stale *list, uint32_t count,
-                    kvl_reason *reason)
+static int put(kvl_plugin *p, const operation *o, uint32_t count, kvl_reason *reason)
 {
     kvl_cache *c = o->cache;
-    const size_t k = (size_t)c->kv_heads * c->head_dim, v = (size_t)c->kv_heads * c->value_dim;
+    const kvl_shape *s = &c->shape;
+    const gg_tensor *keys = o->layer->k, *values = o->layer->v;
+    const size_t k = (size_t)s->kv_heads * s->head_dim, v = (size_t)s->kv_heads * s->value_dim;
+    const size_t element = s->is_wide ? sizeof(float) : sizeof(uint16_t);
     for (uint32_t i = 0; i < count; i++) {
-        const char *key = (const char *)o->keys->data + list[i].cell * o->keys->nb[1];
-        const char *value = (const char *)o->values->data + list[i].cell * o->values->nb[1];
-        if (!kvl_row_to_f16(o->keys->type, key, c->put_k + i * k, k) ||
-            !kvl_row_to_f16(o->values->type, value, c->put_v + i * v, v))
+        const char *key = (const char *)keys->data + c->stale[i].cell * keys->nb[1];
+        const char *value = (const char *)values->data + c->stale[i].cell * values->nb[1];
+        if (!kvl_row_read(keys->type, key, c->put_k + i * k * element, s->is_wide, k) ||
+            !kvl_row_read(values->type, value, c->put_v + i * v * element, s->is_wide, v))
             *reason = KVL_RANGE;
-        c->put_slots[i] = list[i].slot;
+        c->put_slots[i] = c->stale[i].slot;
     }
-    const kvf_blocks_put_args args = {
-        .layer = o->layer, .tokens = count, .k = c->put_k, .v = c->put_v, .slots = c->put_slots};
+    const kvf_blocks_put_args args = {.layer = o->layer->index,
+                                      .tokens = count,
+                                      .k = c->put_k,
+                                      .v = c->put_v,
+                                      .slots = c->put_slots};
     p->counts.put += count;
     return kvf_blocks_put(c->blocks, &args, c->stream) == KVF_OK &&
            kvf_stream_wait(c->stream) == KVF_OK;
-}
-
-static int put(kvl_plugin *p, const operation *o, uint32_t count, kvl_reason *reason)
-{
-    for (uint32_t at = 0; at < count; at += KVL_PUT) {
-        const uint32_t n = count - at < KVL_PUT ? count - at : KVL_PUT;
-        if (!put_some(p, o, o->cache->stale + at, n, reason))
-            return 0;
-    }
-    return 1;
 }
 
 /* Put what rows of this operation see and the library lacks. */
 static int put_rows(kvl_plugin *p, const operation *o, kvl_reason *reason)
 {
     kvl_cache *c = o->cache;
-    uint32_t count = 0;
+    uint32_t n = 0;
     for (uint32_t r = 0; r < c->rows_count; r++) {
-        if (!c->rows[r].count)
-            continue;
-        if (count + c->rows[r].count > c->stale_room) {
-            if (!put(p, o, count, reason))
+        const kvl_row *row = &c->rows[r];
+        while (row->count &&
+               (n += kvl_chain_stale(c->chains, row->chain, o->layer->index, row->count,
+                                     c->stale + n, KVL_PUT - n)) == KVL_PUT) {
+            if (!put(p, o, n, reason))
                 return 0;
-            count = 0;
+            n = 0;
         }
-        count += kvl_chain_stale(c->chains, c->rows[r].chain, o->layer, c->rows[r].count,
-                                 c->stale + count);
     }
-    return put(p, o, count, reason);
+    return n == 0 || put(p, o, n, reason);
 }
 
-/* ---- steps ---- */
+/* ---- outcomes ---- */
 
-/* Are sets of this operation's rows those of the rows that were found last? Leaves the sets. */
-static kvl_reason read_masks(const operation *o, int *same)
+static kvl_outcome leave(kvl_plugin *p, const operation *o, kvl_reason reason)
 {
-    kvl_cache *c = o->cache;
-    const uint32_t words = c->cells / 64, rows = o->tokens * o->streams;
-    const size_t width = (size_t)o->mask->ne[0];
-    *same = c->rows_count == rows;
-    for (uint32_t r = 0; r < rows; r++) {
-        uint64_t *set = c->sets + (size_t)r * words;
-        const uint32_t s = r / o->tokens;
-        int is_same = 0;
-        const int64_t count = kvl_open_cells(mask_row(o, r % o->tokens, s), width, set, &is_same);
-        if (count < 0)
-            return KVL_MASK;
-        for (size_t w = width / 64; w < words; w++) {
-            is_same &= set[w] == 0;
-            set[w] = 0;
-        }
-        *same &= is_same && c->rows[r].stream == o->stream + s;
-        c->rows[r].stream = o->stream + s;
-        c->rows[r].count = (uint32_t)count;
-    }
-    return KVL_SERVED;
+    if (o->is_prompt)
+        p->counts.prompt += o->rows;
+    else
+        kvl_leave(p, o->layer, reason, o->rows, NULL);
+    return KVL_LEFT;
 }
 
-/* Chains of the cache's first rows, and their block tables. */
-static int find_chains(kvl_cache *c, uint32_t rows)
+/* The library's part of the cache is gone: the next step begins anew. */
+static kvl_outcome fail(kvl_plugin *p, const operation *o)
 {
-    c->rows_count = 0; /* until all are found */
-    kvl_chains_begin(c->chains);
-    for (uint32_t r = 0; r < rows; r++) {
-        kvl_row *row = &c->rows[r];
-        c->lengths[r] = (int32_t)row->count;
-        if (row->count &&
-            !kvl_chains_find(c->chains, row->stream, c->sets + (size_t)r * (c->cells / 64),
-                             row->count, row->chain, &row->chain))
-            return 0;
-    }
-    /* A chain may get other blocks while later rows are found. */
-    for (uint32_t r = 0; r < rows; r++)
-        if (c->rows[r].count)
-            memcpy(c->table + (size_t)r * c->table_stride, kvl_chain_table(c->rows[r].chain),
-                   (c->rows[r].count + KVL_BLOCK - 1) / KVL_BLOCK * sizeof *c->table);
-    c->rows_count = rows;
-    return 1;
-}
-
-static kvl_reason find_rows(const operation *o)
-{
-    int same;
-    const kvl_reason reason = read_masks(o, &same);
-    if (reason != KVL_SERVED)
-        o->cache->rows_count = 0;
-    if (reason != KVL_SERVED || same)
-        return reason;
-    return find_chains(o->cache, o->tokens * o->streams) ? KVL_SERVED : KVL_ROOM;
-}
-
-static const float *query(const operation *o, uint32_t token, uint32_t head, uint32_t s)
-{
-    return (const float *)((const char *)o->q->data + token * o->q->nb[1] + head * o->q->nb[2] +
-                           s * o->q->nb[3]);
-}
-
-static float *output(const operation *o, uint32_t token, uint32_t head, uint32_t s)
-{
-    return (float *)((char *)o->node->data + head * o->node->nb[1] + token * o->node->nb[2] +
-                     s * o->node->nb[3]);
-}
-
-/* Side by side, as the library takes them. Those beyond what it rounds them to are llama.cpp's. */
-static kvl_reason read_queries(const operation *o, float *q)
-{
-    const kvl_cache *c = o->cache;
-    int fits = 1;
-    for (uint32_t s = 0; s < o->streams; s++)
-        for (uint32_t t = 0; t < o->tokens; t++)
-            for (uint32_t h = 0; h < c->query_heads; h++, q += c->head_dim) {
-                memcpy(q, query(o, t, h, s), c->head_dim * sizeof *q);
-                fits &= kvl_fits_f16(q, c->head_dim);
-            }
-    return fits ? KVL_SERVED : KVL_RANGE;
-}
-
-static void write_outputs(const operation *o, const float *out)
-{
-    const kvl_cache *c = o->cache;
-    for (uint32_t s = 0; s < o->streams; s++)
-        for (uint32_t t = 0; t < o->tokens; t++)
-            for (uint32_t h = 0; h < c->query_heads; h++, out += c->value_dim)
-                memcpy(output(o, t, h, s), out, c->value_dim * sizeof *out);
+    kvl_say("a pass failed: %s: %s", o->layer->k->name, kvf_runtime_error(p->runtime)->text);
+    kvl_cache_reset(p, o->cache);
+    return KVL_FAILED;
 }
 
 static void verify(kvl_plugin *p, const operation *o)
 {
-    kvl_layer *l = &o->cache->layers[o->layer];
-    if (!p->settings.verify || l->steps++ % p->settings.verify)
+    if (!p->settings.verify || o->layer->steps++ % p->settings.verify)
         return;
     for (uint32_t r = 0; r < o->cache->rows_count; r++) {
         const kvl_row *row = &o->cache->rows[r];
@@ -259,180 +301,69 @@ static void verify(kvl_plugin *p, const operation *o)
         const double difference = kvl_plain_difference(o->node, r % o->tokens, r / o->tokens);
         if (difference < 0)
             continue;
-        p->counts.verified++;
+        p->counts.verify++;
         p->counts.worst = fmax(p->counts.worst, difference);
         /* A wrong cell moves outputs by much more than rounding does. */
         if (difference <= 0.05)
             continue;
         p->counts.wrong++;
-        kvl_say("verify: layer %u row %u: output differs from a plain loop by %.3g", o->layer, r,
-                difference);
+        kvl_say("verify: layer %u row %u: output differs from a plain loop by %.3g",
+                o->layer->index, r, difference);
     }
 }
 
-static kvl_outcome leave(kvl_plugin *p, const operation *o, kvl_reason reason)
+static void count_step(kvl_plugin *p, const operation *o)
 {
-    kvl_leave(p, o->cache, reason, o->keys, (uint64_t)o->q->ne[1] * (uint64_t)o->q->ne[3], NULL);
-    return KVL_LEFT;
+    const kvl_cache *c = o->cache;
+    p->counts.served += o->rows;
+    for (uint32_t r = 0; r < c->rows_count; r++)
+        p->counts.held += (double)c->rows[r].count * c->shape.kv_heads;
+    verify(p, o);
 }
 
-/* The library's part of the cache is gone: the next step begins anew. */
-static kvl_outcome fail(kvl_plugin *p, const operation *o)
-{
-    kvl_say("a pass failed: %s: %s", o->keys->name, kvf_runtime_error(p->runtime)->text);
-    kvl_cache_reset(p, o->cache);
-    return KVL_FAILED;
-}
-
-/* The library has other numbers than llama.cpp: the cache is left alone from now on. */
-static kvl_outcome refuse_cache(kvl_plugin *p, const operation *o, kvl_reason reason)
-{
-    kvl_cache_reset(p, o->cache);
-    o->cache->state = KVL_REFUSED;
-    o->cache->refused = reason;
-    return leave(p, o, reason);
-}
-
-static kvl_outcome step(kvl_plugin *p, const operation *o)
+static kvf_status call(const operation *o, const float *q)
 {
     kvl_cache *c = o->cache;
-    kvl_reason reason = find_rows(o);
-    if (reason == KVL_SERVED)
-        reason = read_queries(o, c->q);
-    if (reason != KVL_SERVED)
-        return leave(p, o, reason);
-    if (!put_rows(p, o, &reason))
-        return fail(p, o);
-    if (reason != KVL_SERVED)
-        return refuse_cache(p, o, reason);
     const kvf_blocks_rows rows = {.rows = c->rows_count,
                                   .table_stride = c->table_stride,
                                   .table = c->table,
                                   .lengths = c->lengths};
-    const kvf_blocks_decode_args args = {
-        .layer = o->layer, .rows = &rows, .q = c->q, .out = c->out};
-    if (kvf_blocks_decode(c->blocks, &args, c->stream) != KVF_OK ||
-        kvf_stream_wait(c->stream) != KVF_OK)
-        return fail(p, o);
-    write_outputs(o, c->out);
-    p->counts.served += c->rows_count;
-    for (uint32_t r = 0; r < c->rows_count; r++)
-        p->counts.held += (double)c->rows[r].count * c->kv_heads;
-    verify(p, o);
-    return KVL_DONE;
+    const kvf_blocks_decode_args step = {
+        .layer = o->layer->index, .rows = &rows, .q = q, .out = o->node->data};
+    const kvf_blocks_extend_args prompt = {.layer = o->layer->index,
+                                           .rows = &rows,
+                                           .starts = c->starts,
+                                           .contexts = c->contexts,
+                                           .q = q,
+                                           .out = o->node->data};
+    const kvf_status status = o->is_prompt ? kvf_blocks_extend(c->blocks, &prompt, c->stream)
+                                           : kvf_blocks_decode(c->blocks, &step, c->stream);
+    return status == KVF_OK ? kvf_stream_wait(c->stream) : status;
 }
 
-/* ---- prompts ---- */
-
-/* Room for queries and outputs of a prompt, kept for the next one. */
-static int prompt_room(kvl_cache *c, size_t tokens)
+static kvl_outcome attend(kvl_plugin *p, const operation *o)
 {
-    if (tokens <= c->prompt_tokens)
-        return 1;
-    const size_t heads = tokens * c->query_heads;
-    free(c->prompt_q), free(c->prompt_out), free(c->prompt_cells);
-    c->prompt_q = malloc(heads * c->head_dim * sizeof *c->prompt_q);
-    c->prompt_out = malloc(heads * c->value_dim * sizeof *c->prompt_out);
-    c->prompt_cells = malloc(tokens * sizeof *c->prompt_cells);
-    c->prompt_tokens = c->prompt_q && c->prompt_out && c->prompt_cells ? tokens : 0;
-    return c->prompt_tokens != 0;
-}
-
-/* The one cell that a set has more than an earlier one; -1 = it is no such set. */
-static int64_t one_more(const uint64_t *before, const uint64_t *set, uint32_t words)
-{
-    int64_t cell = -1;
-    for (uint32_t w = 0; w < words; w++) {
-        const uint64_t more = set[w] & ~before[w];
-        if ((before[w] & ~set[w]) || (more && cell >= 0) || (more & (more - 1)))
-            return -1;
-        if (more)
-            cell = (int64_t)w * 64 + __builtin_ctzll(more);
-    }
-    return cell;
-}
-
-/* Rows as chunks, in which each sees one cell more than the row before it: of chunk i the set of
- * its last row is sets[i]. @return chunks; 0 = there are others, or too many */
-static uint32_t find_chunks(const operation *o, uint32_t *starts, uint32_t *contexts)
-{
-    kvl_cache *c = o->cache;
-    const uint32_t words = c->cells / 64;
-    const size_t width = (size_t)o->mask->ne[0];
-    uint32_t chunks = 0;
-    for (uint32_t row = 0; row < o->tokens * o->streams; row++) {
-        /* The set is read to where a next chunk would have it. */
-        uint64_t *set = c->sets + (size_t)chunks * words, *before = set - words;
-        int same;
-        const uint32_t s = row / o->tokens, token = row % o->tokens;
-        if (chunks == c->rows_max - 1)
-            return 0;
-        memset(set, 0, words * sizeof *set);
-        const int64_t count = kvl_open_cells(mask_row(o, token, s), width, set, &same);
-        if (count <= 0)
-            return 0;
-        const int64_t cell = token && chunks ? one_more(before, set, words) : -1;
-        c->prompt_cells[row] = (uint32_t)cell;
-        if (cell >= 0) {
-            memcpy(before, set, words * sizeof *set);
-            c->rows[chunks - 1].count = (uint32_t)count;
-            continue;
-        }
-        starts[chunks] = row;
-        contexts[chunks] = (uint32_t)count - 1;
-        c->rows[chunks].count = (uint32_t)count;
-        c->rows[chunks++].stream = o->stream + s;
-    }
-    starts[chunks] = o->tokens * o->streams;
-    return chunks;
-}
-
-/* Has every row of the chunks its own cell as the last one that it sees? */
-static int are_causal(const kvl_cache *c, uint32_t chunks, const uint32_t *starts,
-                      const uint32_t *contexts)
-{
-    for (uint32_t i = 0; i < chunks; i++)
-        for (uint32_t j = starts[i] + 1; j < starts[i + 1]; j++)
-            if (kvl_chain_place(c->rows[i].chain, c->prompt_cells[j], c->rows[i].count) !=
-                contexts[i] + (j - starts[i]))
-                return 0;
-    return 1;
-}
-
-static kvl_outcome prompt(kvl_plugin *p, const operation *o)
-{
-    kvl_cache *c = o->cache;
-    uint32_t starts[513], contexts[512]; /* `rows` is at most 512 */
-    const uint32_t tokens = o->tokens * o->streams;
-    kvl_reason reason = KVL_SERVED;
-    c->rows_count = 0;
-    if (!prompt_room(c, tokens))
-        return KVL_LEFT;
-    const uint32_t chunks = find_chunks(o, starts, contexts);
-    if (!chunks || !find_chains(c, chunks) || !are_causal(c, chunks, starts, contexts) ||
-        read_queries(o, c->prompt_q) != KVL_SERVED) {
-        c->rows_count = 0;
-        return KVL_LEFT;
-    }
-    const int is_put = put_rows(p, o, &reason);
-    c->rows_count = 0; /* of chunks, not of a step */
-    if (!is_put)
-        return fail(p, o);
+    kvl_reason reason = o->is_prompt ? find_chunks(o) : find_rows(o);
     if (reason != KVL_SERVED)
-        return refuse_cache(p, o, reason);
-    const kvf_blocks_rows rows = {
-        .rows = chunks, .table_stride = c->table_stride, .table = c->table, .lengths = c->lengths};
-    const kvf_blocks_extend_args args = {.layer = o->layer,
-                                         .rows = &rows,
-                                         .starts = starts,
-                                         .contexts = contexts,
-                                         .q = c->prompt_q,
-                                         .out = c->prompt_out};
-    if (kvf_blocks_extend(c->blocks, &args, c->stream) != KVF_OK ||
-        kvf_stream_wait(c->stream) != KVF_OK)
+        return leave(p, o, reason);
+    const float *q = queries(o);
+    if (!q)
+        return leave(p, o, KVL_RANGE);
+    if (!put_rows(p, o, &reason))
         return fail(p, o);
-    write_outputs(o, c->prompt_out);
-    p->counts.prompt_served += tokens;
+    if (reason != KVL_SERVED) { /* the library would have other numbers than llama.cpp */
+        kvl_cache_reset(p, o->cache);
+        o->cache->refused = reason;
+        return leave(p, o, reason);
+    }
+    if (call(o, q) != KVF_OK)
+        return fail(p, o);
+    if (!o->is_prompt)
+        count_step(p, o);
+    else {
+        p->counts.prompt_served += o->rows;
+        o->cache->rows_count = 0; /* of chunks, not of a step */
+    }
     return KVL_DONE;
 }
 
@@ -444,30 +375,24 @@ kvl_outcome kvl_attend(kvl_plugin *p, gg_tensor *node)
                    .v = node->src[2],
                    .mask = node->src[3],
                    .sinks = node->src[4]};
-    o.keys = kvl_cache_tensor(o.k, 'k');
-    o.values = kvl_cache_tensor(o.v, 'v');
-    if (!o.keys)
+    const gg_tensor *keys = kvl_cache_tensor(o.k, 'k');
+    o.layer = keys ? kvl_layer_of(p, keys) : NULL;
+    if (!o.layer)
         return KVL_LEFT;
-    kvl_reason reason = kvl_learn(p, node);
-    if (reason == KVL_SERVED) {
-        o.cache = kvl_find_cache(p, o.keys, &o.layer);
+    o.layer->unattended = 0;
+    o.tokens = (uint32_t)o.q->ne[1];
+    o.streams = (uint32_t)o.q->ne[3];
+    o.rows = o.tokens * o.streams;
+    kvl_reason reason = kvl_learn(p, o.layer, node);
+    o.cache = o.layer->cache;
+    if (reason == KVL_SERVED)
         reason = take_apart(&o);
-    }
-    if (reason != KVL_SERVED)
-        return leave(p, &o, reason);
-    const uint64_t rows = (uint64_t)o.tokens * o.streams;
-    const int is_prompt = rows > p->settings.rows;
-    if (is_prompt && p->settings.prompts != KVL_PROMPTS_KVFERRY) {
-        p->counts.prompt += rows;
-        return KVL_LEFT;
-    }
-    reason = kvl_cache_ready(p, o.cache);
+    o.is_prompt = reason == KVL_SERVED && o.rows > p->settings.rows;
+    if (o.is_prompt && p->settings.prompts != KVL_PROMPTS_KVFERRY)
+        return leave(p, &o, KVL_SERVED);
+    if (reason == KVL_SERVED)
+        reason = kvl_cache_ready(p, o.layer);
     if (reason == KVL_SERVED)
         reason = set_attention(&o);
-    if (reason != KVL_SERVED)
-        return leave(p, &o, reason);
-    const kvl_outcome outcome = is_prompt ? prompt(p, &o) : step(p, &o);
-    if (is_prompt && outcome == KVL_LEFT)
-        p->counts.prompt += rows;
-    return outcome;
+    return reason == KVL_SERVED ? attend(p, &o) : leave(p, &o, reason);
 }

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * llama.cpp's KV caches as this plug-in knows them: tensors of layers, the buffer that they lie in,
- * and the kvf_blocks beside them.
+ * llama.cpp's KV caches as this plug-in knows them: buffers with tensors of layers in them, and the
+ * kvf_blocks beside them.
  *
  * Layers become known when the scheduler asks who computes their attention, which it does of whole
  * graphs before the first pass; a kvf_blocks is opened at the first step. From the first sight on
  * the functions of the buffer are ours: they raise counts of cells that are written by no operation
  * (a state that is loaded, a copy of a sequence, a clear), and forget tensors when the buffer goes.
  *
- * Invariant: tensors of a kvl_cache are alive, because its buffer is.
+ * Invariant: tensors of a kvl_layer are alive, because its buffer is.
  */
 
 #include <kvferry/setting.h>
@@ -21,76 +21,63 @@
 #include "common/carve.h"
 #include "plugin.h"
 
-const gg_tensor *kvl_cache_tensor(const gg_tensor *t, char kind)
+static const gg_tensor *under_views(const gg_tensor *t)
 {
     while (t->view_src)
         t = t->view_src;
+    return t;
+}
+
+const gg_tensor *kvl_cache_tensor(const gg_tensor *t, char kind)
+{
     const char prefix[] = {'c', 'a', 'c', 'h', 'e', '_', kind, '_', 'l'};
+    t = under_views(t);
     if (strncmp(t->name, prefix, sizeof prefix) != 0)
         return NULL;
     const char *digits = t->name + sizeof prefix;
     return *digits && !digits[strspn(digits, "0123456789")] ? t : NULL;
 }
 
-/* Make room for one more of a growing array. */
-static int grow(void **array, uint32_t count, uint32_t *room, size_t bytes)
-{
-    if (count < *room)
-        return 1;
-    const uint32_t more = *room ? *room * 2 : 8;
-    void *larger = realloc(*array, more * bytes);
-    if (!larger)
-        return 0;
-    *array = larger;
-    *room = more;
-    return 1;
-}
-
 /* ---- functions of buffers ---- */
 
-static kvl_hook *hook_of(kvl_plugin *p, const gg_buffer *buffer)
+static kvl_buffer *find_buffer(const kvl_plugin *p, const gg_buffer *buffer)
 {
-    for (uint32_t i = 0; i < p->hooks_count; i++)
-        if (p->hooks[i]->buffer == buffer)
-            return p->hooks[i];
-    return NULL;
+    kvl_buffer *b = p->buffers;
+    while (b && b->buffer != buffer)
+        b = b->next;
+    return b;
 }
 
-static int holds(const gg_tensor *cache, const char *data)
+void kvl_layer_wrote(kvl_layer *l, size_t first, size_t end)
 {
-    const char *base = cache->data;
-    return base && data >= base && data < base + cache->nb[3] * (size_t)cache->ne[3];
+    if (l->cache && l->cache->chains)
+        kvl_chains_wrote(l->cache->chains, l->index, first, end);
 }
 
-/* Bytes of a buffer's tensor were written: count the cells. */
-static void wrote(kvl_plugin *p, const gg_buffer *buffer, const char *data, size_t bytes)
+/* Bytes of a layer's keys or values were written, if they are these. */
+static void wrote(kvl_layer *l, const gg_tensor *of, const char *data, size_t bytes)
 {
-    for (uint32_t i = 0; i < p->caches_count; i++) {
-        kvl_cache *c = p->caches[i];
-        if (c->buffer != buffer || !c->chains)
-            continue;
-        for (uint32_t l = 0; l < c->layers_count; l++) {
-            const gg_tensor *of = holds(c->layers[l].k, data)   ? c->layers[l].k
-                                  : holds(c->layers[l].v, data) ? c->layers[l].v
-                                                                : NULL;
-            if (!of || !bytes)
-                continue;
-            const size_t from = (size_t)(data - (const char *)of->data);
-            const size_t total = (size_t)c->cells * c->streams;
-            for (size_t cell = from / of->nb[1]; cell < total && cell * of->nb[1] < from + bytes;
-                 cell++)
-                kvl_chains_wrote(c->chains, l, cell);
-        }
-    }
+    const char *base = of ? of->data : NULL;
+    if (!base || !bytes || data < base || data >= base + of->nb[3] * (size_t)of->ne[3])
+        return;
+    const size_t from = (size_t)(data - base);
+    kvl_layer_wrote(l, from / of->nb[1], (from + bytes - 1) / of->nb[1] + 1);
 }
 
-/* The functions of a buffer before ours, after its cells were counted. */
+/* The functions of a buffer before ours, after its cells were counted; NULL = all of them. */
 static gg_buffer_i counted(gg_buffer *buffer, const gg_tensor *tensor, size_t offset, size_t bytes)
 {
     kvl_plugin *p = kvl_the_plugin();
     pthread_mutex_lock(&p->lock);
-    const gg_buffer_i original = hook_of(p, buffer)->original;
-    wrote(p, buffer, (const char *)tensor->data + offset, bytes);
+    const kvl_buffer *b = find_buffer(p, buffer);
+    for (kvl_layer *l = b->layers; l; l = l->next)
+        if (!tensor)
+            kvl_layer_wrote(l, 0, SIZE_MAX);
+        else {
+            wrote(l, l->k, (const char *)tensor->data + offset, bytes);
+            wrote(l, l->v, (const char *)tensor->data + offset, bytes);
+        }
+    const gg_buffer_i original = b->original;
     pthread_mutex_unlock(&p->lock);
     return original;
 }
@@ -123,140 +110,103 @@ static bool cpy_tensor(gg_buffer *buffer, const gg_tensor *from, gg_tensor *to)
 
 static void clear(gg_buffer *buffer, uint8_t value)
 {
-    kvl_plugin *p = kvl_the_plugin();
-    pthread_mutex_lock(&p->lock);
-    const gg_buffer_i original = hook_of(p, buffer)->original;
-    for (uint32_t i = 0; i < p->caches_count; i++)
-        for (uint32_t l = 0; p->caches[i]->buffer == buffer && l < p->caches[i]->layers_count; l++)
-            kvl_layer_wrote(p->caches[i], l);
-    pthread_mutex_unlock(&p->lock);
-    original.clear(buffer, value);
+    counted(buffer, NULL, 0, 0).clear(buffer, value);
 }
 
-static void forget_cache(kvl_plugin *p, uint32_t index)
+/* The buffer has its own functions again, and nothing is known of it. */
+static void forget(kvl_plugin *p, kvl_buffer **at)
 {
-    kvl_cache *c = p->caches[index];
-    kvl_cache_reset(p, c);
-    for (uint32_t l = 0; l < c->layers_count; l++)
-        free(c->layers[l].sinks);
-    free(c->layers);
-    free(c);
-    p->caches[index] = p->caches[--p->caches_count];
-}
-
-/* The buffer goes, and all that is known of it. */
-static gg_buffer_i forget(kvl_plugin *p, const gg_buffer *buffer)
-{
-    for (uint32_t i = p->caches_count; i-- > 0;)
-        if (p->caches[i]->buffer == buffer)
-            forget_cache(p, i);
-    kvl_hook *hook = hook_of(p, buffer);
-    const gg_buffer_i original = hook->original;
-    for (uint32_t i = 0; i < p->hooks_count; i++)
-        if (p->hooks[i] == hook) {
-            p->hooks[i] = p->hooks[--p->hooks_count];
-            break;
-        }
-    free(hook->keys);
-    free(hook);
-    return original;
+    kvl_buffer *b = *at;
+    *at = b->next;
+    for (kvl_cache *c; (c = b->caches); free(c)) {
+        kvl_cache_reset(p, c);
+        b->caches = c->next;
+    }
+    for (kvl_layer *l; (l = b->layers); free(l))
+        b->layers = l->next;
+    b->buffer->iface = b->original;
+    free(b);
 }
 
 static void free_buffer(gg_buffer *buffer)
 {
     kvl_plugin *p = kvl_the_plugin();
     pthread_mutex_lock(&p->lock);
-    const gg_buffer_i original = forget(p, buffer);
+    kvl_buffer **at = &p->buffers;
+    while ((*at)->buffer != buffer)
+        at = &(*at)->next;
+    forget(p, at);
     pthread_mutex_unlock(&p->lock);
-    buffer->iface = original;
-    if (original.free_buffer)
-        original.free_buffer(buffer);
+    if (buffer->iface.free_buffer)
+        buffer->iface.free_buffer(buffer);
 }
 
-kvl_hook *kvl_hook_buffer(kvl_plugin *p, gg_buffer *buffer)
+static void take_functions(gg_buffer_i *of)
 {
-    kvl_hook *hook = hook_of(p, buffer);
-    if (hook)
-        return hook;
-    if (!grow((void **)&p->hooks, p->hooks_count, &p->hooks_room, sizeof *p->hooks))
-        return NULL;
-    hook = calloc(1, sizeof *hook);
-    if (!hook)
-        return NULL;
-    hook->buffer = buffer;
-    hook->original = buffer->iface;
-    p->hooks[p->hooks_count++] = hook;
-    buffer->iface.free_buffer = free_buffer;
-    if (p->no_hooks)
-        return hook;
     /* ggml does without a function that a buffer lacks, by one that it has. */
-    if (hook->original.set_tensor)
-        buffer->iface.set_tensor = set_tensor;
-    if (hook->original.memset_tensor)
-        buffer->iface.memset_tensor = memset_tensor;
-    if (hook->original.set_tensor_2d)
-        buffer->iface.set_tensor_2d = set_tensor_2d;
-    if (hook->original.cpy_tensor)
-        buffer->iface.cpy_tensor = cpy_tensor;
-    if (hook->original.clear)
-        buffer->iface.clear = clear;
-    return hook;
+    if (of->set_tensor)
+        of->set_tensor = set_tensor;
+    if (of->memset_tensor)
+        of->memset_tensor = memset_tensor;
+    if (of->set_tensor_2d)
+        of->set_tensor_2d = set_tensor_2d;
+    if (of->cpy_tensor)
+        of->cpy_tensor = cpy_tensor;
+    if (of->clear)
+        of->clear = clear;
 }
 
-struct kvl_key *kvl_key_of(kvl_plugin *p, const gg_tensor *k)
+static kvl_buffer *buffer_of(kvl_plugin *p, gg_buffer *buffer)
 {
-    kvl_hook *hook = k->buffer ? kvl_hook_buffer(p, k->buffer) : NULL;
-    if (!hook)
-        return NULL;
-    for (uint32_t i = 0; i < hook->keys_count; i++)
-        if (hook->keys[i].k == k)
-            return &hook->keys[i];
-    if (!grow((void **)&hook->keys, hook->keys_count, &hook->keys_room, sizeof *hook->keys))
-        return NULL;
-    hook->keys[hook->keys_count] = (struct kvl_key){.k = k};
-    return &hook->keys[hook->keys_count++];
+    kvl_buffer *b = find_buffer(p, buffer);
+    if (b || !(b = calloc(1, sizeof *b)))
+        return b;
+    *b = (kvl_buffer){.next = p->buffers, .buffer = buffer, .original = buffer->iface};
+    p->buffers = b;
+    buffer->iface.free_buffer = free_buffer;
+    if (!p->no_hooks)
+        take_functions(&buffer->iface);
+    return b;
 }
 
 /* ---- learning ---- */
 
-kvl_cache *kvl_find_cache(kvl_plugin *p, const gg_tensor *of, uint32_t *layer)
+kvl_layer *kvl_find_layer(kvl_plugin *p, const gg_tensor *of)
 {
-    for (uint32_t i = 0; i < p->caches_count; i++)
-        for (uint32_t l = 0; l < p->caches[i]->layers_count; l++)
-            if (p->caches[i]->layers[l].k == of || p->caches[i]->layers[l].v == of) {
-                *layer = l;
-                return p->caches[i];
-            }
-    return NULL;
+    of = under_views(of);
+    const kvl_buffer *b = find_buffer(p, of->buffer);
+    kvl_layer *l = b ? b->layers : NULL;
+    while (l && l->k != of && l->v != of)
+        l = l->next;
+    return l;
 }
 
-static int same_shape(const kvl_cache *a, const kvl_cache *b)
+kvl_layer *kvl_layer_of(kvl_plugin *p, const gg_tensor *keys)
 {
-    return a->buffer == b->buffer && a->query_heads == b->query_heads &&
-           a->kv_heads == b->kv_heads && a->head_dim == b->head_dim &&
-           a->value_dim == b->value_dim && a->cells == b->cells && a->streams == b->streams;
+    kvl_layer *l = kvl_find_layer(p, keys);
+    kvl_buffer *b = l || !keys->buffer ? NULL : buffer_of(p, keys->buffer);
+    if (!b || !(l = calloc(1, sizeof *l)))
+        return l;
+    *l = (kvl_layer){.next = b->layers, .k = keys};
+    return b->layers = l;
 }
 
-/* A cache that still learns and has this shape, or a new one. */
-static kvl_cache *learning(kvl_plugin *p, const kvl_cache *shape)
+/* The cache of this shape that is not open yet, or a new one. */
+static kvl_cache *cache_of(kvl_buffer *b, const kvl_shape *shape)
 {
-    for (uint32_t i = 0; i < p->caches_count; i++)
-        if (p->caches[i]->state == KVL_LEARNING && same_shape(p->caches[i], shape))
-            return p->caches[i];
-    if (!grow((void **)&p->caches, p->caches_count, &p->caches_room, sizeof *p->caches))
-        return NULL;
-    kvl_cache *c = malloc(sizeof *c);
-    if (!c)
-        return NULL;
-    *c = *shape;
-    return p->caches[p->caches_count++] = c;
+    kvl_cache *c = b->caches;
+    while (c && (c->chains || c->refused != KVL_SERVED || memcmp(&c->shape, shape, sizeof *shape)))
+        c = c->next;
+    if (c || !(c = malloc(sizeof *c)))
+        return c;
+    *c = (kvl_cache){.next = b->caches, .in = b, .shape = *shape, .refused = KVL_SERVED};
+    return b->caches = c;
 }
 
-kvl_reason kvl_learn(kvl_plugin *p, const gg_tensor *node)
+kvl_reason kvl_learn(kvl_plugin *p, kvl_layer *l, const gg_tensor *node)
 {
     const gg_tensor *q = node->src[0], *k = node->src[1], *v = node->src[2];
-    const gg_tensor *keys = kvl_cache_tensor(k, 'k'), *values = kvl_cache_tensor(v, 'v');
-    uint32_t layer;
+    const gg_tensor *keys = l->k, *values = kvl_cache_tensor(v, 'v');
     float parameters[3];
     memcpy(parameters, node->op_params, sizeof parameters);
     if (!values)
@@ -266,25 +216,24 @@ kvl_reason kvl_learn(kvl_plugin *p, const gg_tensor *node)
     if (!kvl_row_bytes(keys->type, (size_t)k->ne[0]) ||
         !kvl_row_bytes(values->type, (size_t)v->ne[0]))
         return KVL_TYPE;
-    if (kvl_find_cache(p, keys, &layer))
+    if (l->cache)
         return KVL_SERVED;
-    const kvl_cache shape = {.buffer = keys->buffer,
-                             .query_heads = (uint32_t)q->ne[2],
+    const kvl_shape shape = {.query_heads = (uint32_t)q->ne[2],
                              .kv_heads = (uint32_t)k->ne[2],
                              .head_dim = (uint32_t)k->ne[0],
                              .value_dim = (uint32_t)v->ne[0],
                              .cells = (uint32_t)keys->ne[1],
-                             .streams = (uint32_t)keys->ne[2]};
+                             .streams = (uint32_t)keys->ne[2],
+                             .is_wide = keys->type != GG_F16 || values->type != GG_F16};
     if (shape.cells % 64 || values->ne[1] != keys->ne[1] || values->ne[2] != keys->ne[2] ||
         values->buffer != keys->buffer || keys->ne[0] != k->ne[0] * k->ne[2] ||
         values->ne[0] != v->ne[0] * v->ne[2] || keys->ne[3] != 1)
         return KVL_LAYOUT;
-    if (!kvl_hook_buffer(p, keys->buffer))
+    l->cache = cache_of(find_buffer(p, keys->buffer), &shape);
+    if (!l->cache)
         return KVL_MEMORY;
-    kvl_cache *c = learning(p, &shape);
-    if (!c || !grow((void **)&c->layers, c->layers_count, &c->layers_room, sizeof *c->layers))
-        return KVL_MEMORY;
-    c->layers[c->layers_count++] = (kvl_layer){.k = keys, .v = values};
+    l->v = values;
+    l->index = l->cache->layers++;
     return KVL_SERVED;
 }
 
@@ -293,70 +242,73 @@ kvl_reason kvl_learn(kvl_plugin *p, const gg_tensor *node)
 /* Arrays of steps, over an arena or over NULL. @return bytes */
 static size_t lay_out(kvl_cache *c, char *arena)
 {
-    const uint64_t rows = c->rows_max, kv = c->kv_heads, heads = c->query_heads;
+    const kvl_shape *s = &c->shape;
+    const uint64_t rows = c->rows_max, kv = s->kv_heads, element = s->is_wide ? 4 : 2;
     kvf_carver carver = {.base = arena};
-    c->stale_room = c->cells + 4096;
     KVF_CARVE(&carver, c->rows, rows);
-    KVF_CARVE(&carver, c->sets, rows, c->cells / 64);
+    KVF_CARVE(&carver, c->sets, rows + 1, s->cells / 64);
     KVF_CARVE(&carver, c->table, rows, c->table_stride);
     KVF_CARVE(&carver, c->lengths, rows);
-    KVF_CARVE(&carver, c->q, rows, heads, c->head_dim);
-    KVF_CARVE(&carver, c->out, rows, heads, c->value_dim);
-    KVF_CARVE(&carver, c->put_k, KVL_PUT, kv, c->head_dim);
-    KVF_CARVE(&carver, c->put_v, KVL_PUT, kv, c->value_dim);
+    KVF_CARVE(&carver, c->starts, rows + 1);
+    KVF_CARVE(&carver, c->contexts, rows);
+    KVF_CARVE(&carver, c->q, rows, s->query_heads, s->head_dim);
+    KVF_CARVE(&carver, c->put_k, KVL_PUT, kv, s->head_dim, element);
+    KVF_CARVE(&carver, c->put_v, KVL_PUT, kv, s->value_dim, element);
     KVF_CARVE(&carver, c->put_slots, KVL_PUT);
-    KVF_CARVE(&carver, c->stale, c->stale_room);
+    KVF_CARVE(&carver, c->stale, KVL_PUT);
     return carver.bytes;
-}
-
-static void close_blocks(kvl_plugin *p, kvl_cache *c)
-{
-    kvf_stream_destroy(c->stream);
-    kvl_chains_close(c->chains);
-    kvf_blocks_close(c->blocks);
-    if (c->codes)
-        kvf_memory_free(p->runtime, c->codes);
-    c->chains = NULL;
-    c->blocks = NULL;
-    c->stream = NULL;
-    c->codes = NULL;
-    free(c->scratch), free(c->prompt_q), free(c->prompt_out), free(c->prompt_cells);
-    c->scratch = NULL;
-    c->prompt_q = c->prompt_out = NULL;
-    c->prompt_cells = NULL;
-    c->prompt_tokens = c->rows_count = 0;
 }
 
 static void add_counts(const kvl_cache *c, kvl_counts *counts)
 {
-    if (!c->blocks || !c->chains)
+    if (!c->chains)
         return;
     kvf_blocks_stats s;
     kvf_blocks_stats_get(c->blocks, &s);
-    counts->attended += (double)s.tokens_attended;
-    counts->hits += s.hits;
-    counts->misses += s.misses;
-    counts->bytes += s.bytes_to_device;
-    counts->forks += kvl_chains_stats_get(c->chains)->forks;
-    counts->dropped += kvl_chains_stats_get(c->chains)->dropped;
+    counts->tokens += (double)s.tokens_attended;
+    counts->hits += (double)s.hits;
+    counts->misses += (double)s.misses;
+    counts->bytes += (double)s.bytes_to_device;
+    counts->forks += (double)kvl_chains_stats_get(c->chains)->forks;
+    counts->dropped += (double)kvl_chains_stats_get(c->chains)->dropped;
 }
 
-void kvl_counts_add(const kvl_plugin *p, kvl_counts *counts)
+kvl_counts kvl_counts_now(const kvl_plugin *p)
 {
-    for (uint32_t i = 0; i < p->caches_count; i++)
-        add_counts(p->caches[i], counts);
+    kvl_counts counts = p->counts;
+    for (const kvl_buffer *b = p->buffers; b; b = b->next)
+        for (const kvl_cache *c = b->caches; c; c = c->next) {
+            add_counts(c, &counts);
+            if (!c->chains)
+                continue;
+            const kvl_chains_stats *s = kvl_chains_stats_get(c->chains);
+            counts.chains += s->chains;
+            counts.blocks += s->blocks;
+            counts.blocks_max += s->blocks_max;
+        }
+    return counts;
 }
 
 void kvl_cache_reset(kvl_plugin *p, kvl_cache *c)
 {
     kvf_stream_destroy(c->stream); /* waits, also after a failure */
-    c->stream = NULL;
     add_counts(c, &p->counts);
-    close_blocks(p, c);
-    for (uint32_t l = 0; l < c->layers_count; l++)
-        c->layers[l].has_params = 0;
-    if (c->state == KVL_OPEN)
-        c->state = KVL_LEARNING;
+    kvl_chains_close(c->chains);
+    kvf_blocks_close(c->blocks);
+    if (c->codes)
+        kvf_memory_free(p->runtime, c->codes);
+    free(c->scratch);
+    c->stream = NULL;
+    c->chains = NULL;
+    c->blocks = NULL;
+    c->codes = c->scratch = NULL;
+    c->rows_count = 0;
+    for (kvl_layer *l = c->in->layers; l; l = l->next)
+        if (l->cache == c) {
+            free(l->sinks);
+            l->sinks = NULL;
+            l->has_params = 0;
+        }
 }
 
 /* A runtime for all caches of the process, with llama.cpp's threads. */
@@ -380,20 +332,21 @@ static uint32_t spare_blocks(const kvl_settings *settings, uint32_t blocks)
 
 static void configure(const kvl_settings *settings, const kvl_cache *c, kvf_blocks_config *b)
 {
+    const kvl_shape *s = &c->shape;
     kvf_blocks_config_init(b);
     b->cache = settings->cache;
-    b->cache.layers = c->layers_count;
-    b->cache.query_heads = c->query_heads;
-    b->cache.kv_heads = c->kv_heads;
-    b->cache.head_dim = c->head_dim;
-    b->cache.value_dim = c->value_dim == c->head_dim ? 0 : c->value_dim;
-    b->cache.tensors = KVF_TENSORS_FP32_QUERIES;
-    b->cache.tokens_max = c->cells;
+    b->cache.layers = c->layers;
+    b->cache.query_heads = s->query_heads;
+    b->cache.kv_heads = s->kv_heads;
+    b->cache.head_dim = s->head_dim;
+    b->cache.value_dim = s->value_dim == s->head_dim ? 0 : s->value_dim;
+    b->cache.tensors = s->is_wide ? KVF_TENSORS_FP32 : KVF_TENSORS_FP32_QUERIES;
+    b->cache.tokens_max = s->cells;
     b->cache.sequences_max = settings->rows;
-    if (settings->full || b->cache.budget_tokens > c->cells)
-        b->cache.budget_tokens = c->cells;
+    if (settings->full || b->cache.budget_tokens > s->cells)
+        b->cache.budget_tokens = s->cells;
     b->block_tokens = KVL_BLOCK;
-    b->block_count = (uint32_t)((uint64_t)c->cells * c->streams / KVL_BLOCK);
+    b->block_count = (uint32_t)((uint64_t)s->cells * s->streams / KVL_BLOCK);
     b->block_count += spare_blocks(settings, b->block_count);
 }
 
@@ -406,20 +359,19 @@ kvf_status kvl_plan_make(kvf_runtime *runtime, const kvl_settings *settings, kvl
     while (settings->host_memory && plan->memory.host_bytes > settings->host_memory &&
            b->block_count > 1) {
         const double fits = (double)settings->host_memory / (double)plan->memory.host_bytes;
-        b->block_count = (uint32_t)((double)(b->block_count - 1) * fits);
-        b->block_count += !b->block_count;
+        b->block_count = kvf_max_u32(1, (uint32_t)((double)(b->block_count - 1) * fits));
         KVF_TRY(kvf_blocks_plan_make(runtime, b, &plan->memory, error));
     }
     c->rows_max = settings->rows;
-    c->table_stride = c->cells / KVL_BLOCK;
+    c->table_stride = c->shape.cells / KVL_BLOCK;
     c->budget = b->cache.budget_tokens;
-    plan->chains = (kvl_chains_config){.layers = c->layers_count,
-                                       .cells = c->cells,
-                                       .streams = c->streams,
+    plan->chains = (kvl_chains_config){.layers = c->layers,
+                                       .cells = c->shape.cells,
+                                       .streams = c->shape.streams,
                                        .blocks = b->block_count,
                                        .chains = settings->rows + KVL_CHAINS,
                                        .budget = c->budget};
-    plan->codes = plan->memory.code_bytes * b->block_count * c->layers_count;
+    plan->codes = plan->memory.code_bytes * b->block_count * c->layers;
     plan->own = kvl_chains_bytes(&plan->chains) + lay_out(c, NULL);
     return KVF_OK;
 }
@@ -432,10 +384,9 @@ static kvf_status open_blocks(kvl_plugin *p, kvl_cache *c, kvl_plan *plan, kvf_e
     kvf_status status = kvf_stream_create(p->runtime, &c->stream);
     if (status == KVF_OK)
         status = kvf_memory_alloc(p->runtime, plan->codes, &c->codes);
-    for (uint32_t l = 0; status == KVF_OK && l < c->layers_count; l++)
-        status =
-            kvf_blocks_bind(c->blocks, l, (char *)c->codes + l * (plan->codes / c->layers_count),
-                            plan->memory.code_bytes);
+    for (uint32_t l = 0; status == KVF_OK && l < c->layers; l++)
+        status = kvf_blocks_bind(c->blocks, l, (char *)c->codes + l * (plan->codes / c->layers),
+                                 plan->memory.code_bytes);
     if (status != KVF_OK)
         *error = *kvf_runtime_error(p->runtime);
     return status;
@@ -444,69 +395,49 @@ static kvf_status open_blocks(kvl_plugin *p, kvl_cache *c, kvl_plan *plan, kvf_e
 static void say_first(const kvl_cache *c, const kvl_plan *plan)
 {
     const kvf_blocks_plan *memory = &plan->memory;
+    const kvl_shape *s = &c->shape;
     const double mib = 1048576.0;
     char pages[32] = "native";
     if (plan->blocks.cache.pages)
         kvf_setting_show(kvl_setting_of("pages"), &plan->blocks.cache, pages, sizeof pages);
-    kvl_say("serving %u of %u layers, %llu cells of room, host %.0f MiB, device %.0f MiB, budget "
-            "%u, pages %s; heads=%u kv_heads=%u head_dim=%u layers=%u blocks=%u host=%llu "
-            "device=%llu codes=%llu own=%llu",
-            c->layers_count, c->layers_count,
-            (unsigned long long)plan->blocks.block_count * KVL_BLOCK,
+    kvl_say("serving %u of %u layers, %u cells of room, host %.0f MiB, device %.0f MiB, budget %u, "
+            "pages %s; heads=%u kv_heads=%u head_dim=%u layers=%u blocks=%u host=%.0f device=%.0f "
+            "codes=%.0f own=%.0f",
+            c->layers, c->layers, plan->blocks.block_count * KVL_BLOCK,
             (double)memory->host_bytes / mib,
             ((double)memory->device_bytes + (double)plan->codes) / mib, c->budget, pages,
-            c->query_heads, c->kv_heads, c->head_dim, c->layers_count, plan->blocks.block_count,
-            (unsigned long long)memory->host_bytes, (unsigned long long)memory->device_bytes,
-            (unsigned long long)plan->codes, (unsigned long long)plan->own);
+            s->query_heads, s->kv_heads, s->head_dim, c->layers, plan->blocks.block_count,
+            (double)memory->host_bytes, (double)memory->device_bytes, (double)plan->codes,
+            (double)plan->own);
 }
 
-kvl_reason kvl_cache_ready(kvl_plugin *p, kvl_cache *c)
+kvl_reason kvl_cache_ready(kvl_plugin *p, kvl_layer *layer)
 {
-    if (c->state == KVL_OPEN)
-        return KVL_SERVED;
-    if (c->state == KVL_REFUSED)
+    kvl_cache *c = layer->cache;
+    if (c->chains || c->refused != KVL_SERVED)
         return c->refused;
-    kvf_error error = {0};
+    kvf_error error = {.text = "host memory of the plug-in"};
     kvl_plan plan;
     const kvf_status status = open_blocks(p, c, &plan, &error);
     if (status == KVF_OK && (c->scratch = calloc(1, lay_out(c, NULL)))) {
         lay_out(c, c->scratch);
-        plan.chains.no_counts = p->no_counts;
+        plan.chains.no_writes = p->no_counts;
         c->chains = kvl_chains_open(&plan.chains);
     }
     if (c->chains) {
-        c->state = KVL_OPEN;
         say_first(c, &plan);
         return KVL_SERVED;
     }
-    close_blocks(p, c);
-    c->state = KVL_REFUSED;
+    kvl_cache_reset(p, c);
     c->refused = status == KVF_INVALID || status == KVF_UNSUPPORTED ? KVL_GEOMETRY : KVL_MEMORY;
-    kvl_leave(p, c, c->refused, c->layers[0].k, 0,
-              status == KVF_OK ? "host memory of the plug-in" : error.text);
+    kvl_leave(p, layer, c->refused, 0, error.text);
     return c->refused;
-}
-
-void kvl_layer_wrote(kvl_cache *c, uint32_t layer)
-{
-    const size_t total = (size_t)c->cells * c->streams;
-    for (size_t cell = 0; c->chains && cell < total; cell++)
-        kvl_chains_wrote(c->chains, layer, cell);
 }
 
 void kvl_close_all(kvl_plugin *p)
 {
-    while (p->hooks_count) {
-        gg_buffer *buffer = p->hooks[0]->buffer;
-        buffer->iface = forget(p, buffer);
-    }
-    while (p->caches_count)
-        forget_cache(p, 0);
+    while (p->buffers)
+        forget(p, &p->buffers);
     kvf_runtime_close(p->runtime);
     p->runtime = NULL;
-    free(p->hooks);
-    free(p->caches);
-    p->hooks = NULL;
-    p->caches = NULL;
-    p->hooks_room = p->caches_room = 0;
 }

@@ -3,15 +3,12 @@
 #define KVL_CELL_NUMBERS_H
 
 /*
- * Numbers of ggml to those of the library: rows of a cache in F16, BF16 or Q8_0 to F16, masks to
- * sets of cells. A number that F16 cannot hold is told, never rounded to infinity.
+ * Numbers of ggml to those of the library: rows of a cache in F16, BF16 or Q8_0, and masks as sets
+ * of cells. The library stores F16; a number that F16 cannot hold is told, never made infinite.
  */
 
 #include <stddef.h>
 #include <stdint.h>
-
-/** F32 to F16, ties to even. @return 0 if a finite value overflows */
-int kvl_to_f16(const float *from, uint16_t *to, size_t count);
 
 /** Whether no finite value would overflow in F16. */
 int kvl_fits_f16(const float *x, size_t count);
@@ -20,11 +17,12 @@ int kvl_fits_f16(const float *x, size_t count);
  */
 size_t kvl_row_bytes(int type, size_t count);
 
-/** A row of a cache to F16. @return 0 if a value overflows */
-int kvl_row_to_f16(int type, const void *from, uint16_t *to, size_t count);
-
 /** A row of a cache to F32. */
 void kvl_row_to_f32(int type, const void *from, float *to, size_t count);
+
+/** A row of a cache as the library gets it: F16 as it is, or @p is_wide, any type in F32.
+ * @return 0 if a value overflows in F16 */
+int kvl_row_read(int type, const void *from, void *to, uint32_t is_wide, size_t count);
 
 /**
  * Cells that a row of a mask (F16: 0 = seen, -infinity = not) leaves open, as bits.

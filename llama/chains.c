@@ -17,8 +17,6 @@
 
 #include "common/carve.h"
 
-enum { LOG = 1024 }; /* writes of a layer that are remembered one by one */
-
 struct kvl_chain {
     int32_t stream; /* -1 = free */
     uint32_t length;
@@ -29,8 +27,6 @@ struct kvl_chain {
     int32_t *table;      /* [blocks of `cells`] */
     uint32_t *place;     /* [cells] of cells in `bits` */
     uint64_t *bits;      /* [words] cells of the chain */
-    uint64_t *checked;   /* [layers] writes of the layer up to which `right` holds */
-    uint32_t *right;     /* [layers] first cells that were not stale then */
 };
 
 typedef struct block {
@@ -41,20 +37,15 @@ typedef struct block {
 struct kvl_chains {
     kvl_chains_config c;
     uint32_t words; /* of a set */
-    size_t total;   /* cells of all streams */
     uint64_t call;
     uint32_t pass;
-    uint32_t *count;  /* [layers][total] writes */
-    uint32_t *seen;   /* [layers][blocks * 32] 1 + counts when put; 0 = never */
-    uint32_t *born;   /* [total] pass in which the token came */
-    uint64_t *writes; /* [layers] in all */
-    uint32_t *log;    /* [layers][LOG] the latest cells */
+    uint32_t *put;  /* [layers][blocks] bits of places */
+    uint32_t *born; /* [streams * cells] pass in which the token came */
     block *blocks;
     int32_t *unused; /* [blocks] a stack */
     uint32_t unused_count;
     kvl_chain *chains;
-    uint32_t *fresh; /* [cells] cells that a chain gets */
-    uint32_t *holes; /* [cells] places that it loses */
+    uint64_t *fresh; /* [cells] pass << 32 | cell: what a chain gets */
     char *arena;     /* of all arrays */
     kvl_chains_stats stats;
 };
@@ -65,24 +56,17 @@ static size_t lay_out(kvl_chains *s, char *arena)
     const uint64_t layers = s->c.layers, cells = s->c.cells, blocks = s->c.blocks;
     kvf_carver carver = {.base = arena};
     s->words = s->c.cells / 64;
-    s->total = cells * s->c.streams;
-    KVF_CARVE(&carver, s->count, layers, s->total);
-    KVF_CARVE(&carver, s->seen, layers, blocks, KVL_BLOCK);
-    KVF_CARVE(&carver, s->born, s->total);
-    KVF_CARVE(&carver, s->writes, layers);
-    KVF_CARVE(&carver, s->log, layers, LOG);
+    KVF_CARVE(&carver, s->put, layers, blocks);
+    KVF_CARVE(&carver, s->born, s->c.streams, cells);
     KVF_CARVE(&carver, s->blocks, blocks);
     KVF_CARVE(&carver, s->unused, blocks);
     KVF_CARVE(&carver, s->fresh, cells);
-    KVF_CARVE(&carver, s->holes, cells);
     KVF_CARVE(&carver, s->chains, s->c.chains);
     for (uint32_t i = 0; i < s->c.chains; i++) {
         kvl_chain h = {.stream = -1};
         KVF_CARVE(&carver, h.table, cells / KVL_BLOCK);
         KVF_CARVE(&carver, h.place, cells);
         KVF_CARVE(&carver, h.bits, s->words);
-        KVF_CARVE(&carver, h.checked, layers);
-        KVF_CARVE(&carver, h.right, layers);
         if (arena)
             s->chains[i] = h;
     }
@@ -128,16 +112,6 @@ void kvl_chains_born(kvl_chains *s, size_t cell)
     s->born[cell] = s->pass;
 }
 
-void kvl_chains_wrote(kvl_chains *s, uint32_t layer, size_t cell)
-{
-    if (s->c.no_counts)
-        return;
-    uint32_t *count = &s->count[layer * s->total + cell];
-    if (++*count == UINT32_MAX)
-        *count = 0;
-    s->log[(size_t)layer * LOG + s->writes[layer]++ % LOG] = (uint32_t)cell;
-}
-
 void kvl_chains_begin(kvl_chains *s)
 {
     s->call++;
@@ -148,17 +122,17 @@ const int32_t *kvl_chain_table(const kvl_chain *h)
     return h->table;
 }
 
-static int holds(const kvl_chain *h, uint32_t cell)
+static int is_in(const uint64_t *set, uint32_t cell)
 {
-    return (int)(h->bits[cell / 64] >> cell % 64 & 1);
+    return (int)(set[cell / 64] >> cell % 64 & 1);
 }
 
-uint32_t kvl_chain_place(const kvl_chain *h, uint32_t cell, uint32_t length)
+static void flip(uint64_t *set, uint32_t cell)
 {
-    return holds(h, cell) && h->place[cell] < length ? h->place[cell] : UINT32_MAX;
+    set[cell / 64] ^= UINT64_C(1) << cell % 64;
 }
 
-static uint32_t cell_at(const kvl_chains *s, const kvl_chain *h, uint32_t place)
+uint32_t kvl_chain_cell(const kvl_chains *s, const kvl_chain *h, uint32_t place)
 {
     return s->blocks[h->table[place / KVL_BLOCK]].cells[place % KVL_BLOCK];
 }
@@ -173,25 +147,14 @@ static void give_back(kvl_chains *s, int32_t id)
     s->stats.blocks--;
 }
 
-/* From here on a chain's places may be stale, because what is there changes. */
-static void doubt_from(const kvl_chains *s, kvl_chain *h, uint32_t place)
-{
-    for (uint32_t l = 0; l < s->c.layers; l++)
-        if (h->right[l] > place)
-            h->right[l] = place;
-}
-
 static void shorten(kvl_chains *s, kvl_chain *h, uint32_t length)
 {
-    for (uint32_t i = length; i < h->length; i++) {
-        const uint32_t cell = cell_at(s, h, i);
-        h->bits[cell / 64] &= ~(UINT64_C(1) << cell % 64);
-    }
+    for (uint32_t i = length; i < h->length; i++)
+        flip(h->bits, kvl_chain_cell(s, h, i));
     const uint32_t keep = (length + KVL_BLOCK - 1) / KVL_BLOCK;
     for (uint32_t b = (h->length + KVL_BLOCK - 1) / KVL_BLOCK; b > keep; b--)
         give_back(s, h->table[b - 1]);
     h->length = length;
-    doubt_from(s, h, length);
 }
 
 static void drop(kvl_chains *s, kvl_chain *h)
@@ -215,6 +178,11 @@ static kvl_chain *oldest(const kvl_chains *s, const kvl_chain *but)
     return best;
 }
 
+static uint32_t *put_of(const kvl_chains *s, uint32_t layer, int32_t id)
+{
+    return &s->put[(size_t)layer * s->c.blocks + (size_t)id];
+}
+
 /* A block without references; old chains make room. -1 = every chain is in use. */
 static int32_t take(kvl_chains *s, const kvl_chain *for_whom)
 {
@@ -229,8 +197,7 @@ static int32_t take(kvl_chains *s, const kvl_chain *for_whom)
     if (++s->stats.blocks > s->stats.blocks_max)
         s->stats.blocks_max = s->stats.blocks;
     for (uint32_t l = 0; l < s->c.layers; l++)
-        memset(s->seen + ((size_t)l * s->c.blocks + (size_t)id) * KVL_BLOCK, 0,
-               KVL_BLOCK * sizeof *s->seen);
+        *put_of(s, l, id) = 0;
     return id;
 }
 
@@ -246,7 +213,6 @@ static int own_block(kvl_chains *s, kvl_chain *h, uint32_t place)
     memcpy(s->blocks[copy].cells, s->blocks[*id].cells, sizeof s->blocks[copy].cells);
     give_back(s, *id);
     *id = copy;
-    doubt_from(s, h, place / KVL_BLOCK * KVL_BLOCK);
     return 1;
 }
 
@@ -256,10 +222,9 @@ static void lay(kvl_chains *s, kvl_chain *h, uint32_t place, uint32_t cell)
     const int32_t id = h->table[place / KVL_BLOCK];
     s->blocks[id].cells[place % KVL_BLOCK] = cell;
     for (uint32_t l = 0; l < s->c.layers; l++)
-        s->seen[((size_t)l * s->c.blocks + (size_t)id) * KVL_BLOCK + place % KVL_BLOCK] = 0;
+        *put_of(s, l, id) &= ~(1u << place % KVL_BLOCK);
     h->place[cell] = place;
-    h->bits[cell / 64] |= UINT64_C(1) << cell % 64;
-    doubt_from(s, h, place);
+    flip(h->bits, cell);
 }
 
 static int append(kvl_chains *s, kvl_chain *h, uint32_t cell)
@@ -279,33 +244,22 @@ static int replace(kvl_chains *s, kvl_chain *h, uint32_t place, uint32_t cell)
 {
     if (!own_block(s, h, place))
         return 0;
-    const uint32_t old = cell_at(s, h, place);
-    h->bits[old / 64] &= ~(UINT64_C(1) << old % 64);
+    flip(h->bits, kvl_chain_cell(s, h, place));
     lay(s, h, place, cell);
     return 1;
 }
 
 /* ---- finding ---- */
 
-static int has_strangers(const kvl_chains *s, const kvl_chain *h, const uint64_t *set)
+/* First cells of a chain that are in the set. */
+static uint32_t kept(const kvl_chains *s, const kvl_chain *h, const uint64_t *set)
 {
     uint64_t strange = 0;
     for (uint32_t w = 0; w < s->words; w++)
         strange |= h->bits[w] & ~set[w];
-    return strange != 0;
-}
-
-/* First cells of a chain that are in the set. */
-static uint32_t kept(const kvl_chains *s, const kvl_chain *h, const uint64_t *set)
-{
-    if (!has_strangers(s, h, set))
-        return h->length;
-    uint32_t n = 0;
-    for (; n < h->length; n++) {
-        const uint32_t cell = cell_at(s, h, n);
-        if (!(set[cell / 64] >> cell % 64 & 1))
-            break;
-    }
+    uint32_t n = strange ? 0 : h->length;
+    while (n < h->length && is_in(set, kvl_chain_cell(s, h, n)))
+        n++;
     return n;
 }
 
@@ -317,6 +271,12 @@ static uint32_t common(const kvl_chains *s, const kvl_chain *h, const uint64_t *
     return n;
 }
 
+static int by_number(const void *a, const void *b)
+{
+    const uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return (x > y) - (x < y);
+}
+
 /* Cells of the set that the chain lacks, in the order in which their tokens came. */
 static uint32_t fresh_cells(kvl_chains *s, const kvl_chain *h, const uint64_t *set)
 {
@@ -325,57 +285,31 @@ static uint32_t fresh_cells(kvl_chains *s, const kvl_chain *h, const uint64_t *s
     int is_sorted = 1;
     for (uint32_t w = 0; w < s->words; w++)
         for (uint64_t bits = set[w] & ~h->bits[w]; bits; bits &= bits - 1) {
-            s->fresh[n] = w * 64 + (uint32_t)__builtin_ctzll(bits);
-            is_sorted &= !n || born[s->fresh[n - 1]] <= born[s->fresh[n]];
+            const uint32_t cell = w * 64 + (uint32_t)__builtin_ctzll(bits);
+            s->fresh[n] = (uint64_t)born[cell] << 32 | cell;
+            is_sorted &= !n || s->fresh[n - 1] < s->fresh[n];
             n++;
         }
-    if (is_sorted)
-        return n;
-    /* Merge runs: stable, so that cells of one pass stay in their order. `holes` is the other half.
-     */
-    uint32_t *from = s->fresh, *to = s->holes;
-    for (uint32_t run = 1; run < n; run *= 2) {
-        for (uint32_t at = 0; at < n; at += 2 * run) {
-            uint32_t a = at, b = at + run < n ? at + run : n, out = at;
-            const uint32_t a_end = b, b_end = at + 2 * run < n ? at + 2 * run : n;
-            while (a < a_end || b < b_end)
-                to[out++] = b == b_end || (a < a_end && born[from[a]] <= born[from[b]]) ? from[a++]
-                                                                                        : from[b++];
-        }
-        uint32_t *swap = from;
-        from = to, to = swap;
-    }
-    if (from != s->fresh)
-        memcpy(s->fresh, from, n * sizeof *from);
+    if (!is_sorted)
+        qsort(s->fresh, n, sizeof *s->fresh, by_number);
     return n;
 }
 
-/* Where the order is free, cells that come take the places of those that went. */
+/* Where the order is free, cells that come take the places of those that went; where fewer come,
+ * those at the end do. */
 static int exchange(kvl_chains *s, kvl_chain *h, const uint64_t *set, uint32_t *next, uint32_t n)
 {
-    uint32_t holes = 0;
-    while (h->length) {
-        const uint32_t cell = cell_at(s, h, h->length - 1);
-        if (set[cell / 64] >> cell % 64 & 1)
-            break;
-        shorten(s, h, h->length - 1);
-    }
     for (uint32_t place = 0; place < h->length; place++) {
-        const uint32_t cell = cell_at(s, h, place);
-        if (!(set[cell / 64] >> cell % 64 & 1))
-            s->holes[holes++] = place;
-    }
-    uint32_t i = 0;
-    for (; i < holes && *next < n; i++)
-        if (!replace(s, h, s->holes[i], s->fresh[(*next)++]))
-            return 0;
-    /* Fewer come than went: cells at the end fill the holes. */
-    while (i < holes) {
-        const uint32_t last = h->length - 1, cell = cell_at(s, h, last);
-        shorten(s, h, last);
-        if (s->holes[holes - 1] == last)
-            holes--;
-        else if (!replace(s, h, s->holes[i++], cell))
+        uint32_t cell = kvl_chain_cell(s, h, place);
+        if (is_in(set, cell))
+            continue;
+        if (*next < n)
+            cell = (uint32_t)s->fresh[(*next)++];
+        while (!is_in(set, cell) && h->length > place) {
+            cell = kvl_chain_cell(s, h, h->length - 1);
+            shorten(s, h, h->length - 1);
+        }
+        if (h->length > place && !replace(s, h, place, cell))
             return 0;
     }
     return 1;
@@ -395,10 +329,10 @@ static int change(kvl_chains *s, kvl_chain *h, const uint64_t *set, uint32_t cou
     if (keep < h->length && is_free && !exchange(s, h, set, &next, n))
         return 0;
     for (; next < n; next++)
-        if (!append(s, h, s->fresh[next]))
+        if (!append(s, h, (uint32_t)s->fresh[next]))
             return 0;
     if (n)
-        h->newest = s->fresh[n - 1];
+        h->newest = (uint32_t)s->fresh[n - 1];
     return 1;
 }
 
@@ -431,19 +365,16 @@ static kvl_chain *fork_chain(kvl_chains *s, const kvl_chain *of, uint32_t length
         return NULL;
     s->stats.forks++;
     h->length = length;
-    h->newest = length ? cell_at(s, of, length - 1) : 0;
+    h->newest = length ? kvl_chain_cell(s, of, length - 1) : 0;
     for (uint32_t b = 0; b < (length + KVL_BLOCK - 1) / KVL_BLOCK; b++) {
         h->table[b] = of->table[b];
         s->blocks[h->table[b]].refs++;
     }
     for (uint32_t i = 0; i < length; i++) {
-        const uint32_t cell = cell_at(s, of, i);
+        const uint32_t cell = kvl_chain_cell(s, of, i);
         h->place[cell] = i;
-        h->bits[cell / 64] |= UINT64_C(1) << cell % 64;
+        flip(h->bits, cell);
     }
-    memcpy(h->checked, of->checked, s->c.layers * sizeof *h->checked);
-    for (uint32_t l = 0; l < s->c.layers; l++)
-        h->right[l] = of->right[l] < length ? of->right[l] : length;
     return h;
 }
 
@@ -458,7 +389,7 @@ static void claim(const kvl_chains *s, kvl_chain *h, uint32_t count)
 /* May the chain be changed to the set, although it is not a part of it? */
 static int is_the_same_later(const kvl_chains *s, const kvl_chain *h, const uint64_t *set)
 {
-    return h->claimed_in != s->call && (int)(set[h->newest / 64] >> h->newest % 64 & 1);
+    return h->claimed_in != s->call && is_in(set, h->newest);
 }
 
 int kvl_chains_find(kvl_chains *s, uint32_t stream, const uint64_t *set, uint32_t count,
@@ -505,45 +436,35 @@ int kvl_chains_find(kvl_chains *s, uint32_t stream, const uint64_t *set, uint32_
 
 /* ---- stale places ---- */
 
-static int refresh(kvl_chains *s, const kvl_chain *h, uint32_t layer, uint32_t place,
-                   kvl_stale *stale)
+void kvl_chains_wrote(kvl_chains *s, uint32_t layer, size_t first, size_t end)
 {
-    const int32_t id = h->table[place / KVL_BLOCK];
-    const uint32_t at = place % KVL_BLOCK;
-    const size_t cell = (size_t)h->stream * s->c.cells + s->blocks[id].cells[at];
-    uint32_t *seen = &s->seen[((size_t)layer * s->c.blocks + (size_t)id) * KVL_BLOCK + at];
-    const uint32_t now = 1 + s->count[layer * s->total + cell];
-    if (*seen == now)
-        return 0;
-    *seen = now;
-    *stale = (kvl_stale){.cell = cell, .slot = (int64_t)id * KVL_BLOCK + at};
-    return 1;
-}
-
-uint32_t kvl_chain_stale(kvl_chains *s, kvl_chain *h, uint32_t layer, uint32_t length,
-                         kvl_stale *list)
-{
-    const uint64_t writes = s->writes[layer];
-    uint32_t n = 0, from = 0, right = length;
-    if (writes - h->checked[layer] <= LOG) {
-        from = h->right[layer] < length ? h->right[layer] : length;
-        right = h->right[layer] > length ? h->right[layer] : length;
-        const size_t base = (size_t)h->stream * s->c.cells;
-        for (uint64_t w = h->checked[layer]; w < writes; w++) {
-            const size_t cell = s->log[(size_t)layer * LOG + w % LOG] - base;
-            if (cell >= s->c.cells || !holds(h, (uint32_t)cell))
-                continue;
-            const uint32_t place = h->place[cell];
-            if (place < from)
-                n += (uint32_t)refresh(s, h, layer, place, &list[n]);
-            else if (place >= length && place < right)
-                right = place; /* for a longer row */
+    for (uint32_t i = 0; i < s->c.chains && !s->c.no_writes; i++) {
+        const kvl_chain *h = &s->chains[i];
+        const size_t base = h->stream < 0 ? end : (size_t)h->stream * s->c.cells;
+        for (size_t at = first > base ? first : base; at < end && at < base + s->c.cells; at++) {
+            const uint32_t cell = (uint32_t)(at - base), place = h->place[cell];
+            if (is_in(h->bits, cell))
+                *put_of(s, layer, h->table[place / KVL_BLOCK]) &= ~(1u << place % KVL_BLOCK);
         }
     }
-    for (uint32_t place = from; place < length; place++)
-        n += (uint32_t)refresh(s, h, layer, place, &list[n]);
-    h->checked[layer] = writes;
-    h->right[layer] = right;
+}
+
+uint32_t kvl_chain_stale(kvl_chains *s, const kvl_chain *h, uint32_t layer, uint32_t length,
+                         kvl_stale *list, uint32_t room)
+{
+    const size_t base = (size_t)h->stream * s->c.cells;
+    uint32_t n = 0;
+    for (uint32_t first = 0; first < length && n < room; first += KVL_BLOCK) {
+        const int32_t id = h->table[first / KVL_BLOCK];
+        uint32_t *put = put_of(s, layer, id);
+        for (uint32_t at = 0; ~*put && at < KVL_BLOCK && first + at < length && n < room; at++) {
+            if (*put >> at & 1)
+                continue;
+            *put |= 1u << at;
+            list[n++] = (kvl_stale){.cell = base + s->blocks[id].cells[at],
+                                    .slot = (int64_t)id * KVL_BLOCK + at};
+        }
+    }
     return n;
 }
 

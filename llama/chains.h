@@ -9,14 +9,14 @@
  * the library for every 32 of them; a row of a step is the first `length` cells of a chain. Chains
  * that begin alike share blocks; a shared block is copied before one of its places changes.
  *
- * Every write to a cell of a layer raises a count. A place of a block remembers the count that its
- * cell had when it was put; if they differ it is *stale* and is put anew. So nobody needs to tell
- * when a sequence ends, is cut, shifted or copied: the set says what is attended, counts say
- * whether the library has it.
+ * A place of a block is *put* in a layer from when the library got its cell's token until the cell
+ * is written again; otherwise it is *stale* and is put anew. So nobody needs to tell when a
+ * sequence ends, is cut, shifted or copied: the set says what is attended, writes say whether the
+ * library has it.
  *
  * Knows neither ggml nor the library. One thread at a time.
  * Invariants: a chain's first n cells are distinct; a block has as many references as chains name
- * it; a place is reported as stale unless its count is that of its cell.
+ * it; of a block that a chain names, a place is put only if no write to its cell came since.
  */
 
 #include <stddef.h>
@@ -34,7 +34,7 @@ typedef struct kvl_chains_config {
     uint32_t blocks;  /* of the library */
     uint32_t chains;  /* kept at once, at least as many as rows of a call */
     uint32_t budget;  /* sets of at most so many cells are attended whole: their order is free */
-    int no_counts;    /* for a control of tests: nothing becomes stale again */
+    int no_writes;    /* for a control of tests: nothing becomes stale again */
 } kvl_chains_config;
 
 /** @return NULL without memory */
@@ -44,8 +44,8 @@ void kvl_chains_close(kvl_chains *chains);
 /** Bytes that it takes; those of a chain are touched when it is used. */
 size_t kvl_chains_bytes(const kvl_chains_config *config);
 
-/** A cell (stream * cells + cell) of a layer was written. */
-void kvl_chains_wrote(kvl_chains *chains, uint32_t layer, size_t cell);
+/** Cells (stream * cells + cell) from @p first on of a layer were written. */
+void kvl_chains_wrote(kvl_chains *chains, uint32_t layer, size_t first, size_t end);
 /** A pass of the model begins to write. */
 void kvl_chains_pass(kvl_chains *chains);
 /** This pass puts a new token into a cell: later passes' tokens come later in new chains. */
@@ -66,8 +66,8 @@ int kvl_chains_find(kvl_chains *chains, uint32_t stream, const uint64_t *set, ui
 
 /** Ids of the blocks that hold a chain's cells. */
 const int32_t *kvl_chain_table(const kvl_chain *chain);
-/** Which place of the chain a cell has; UINT32_MAX if it is not among its first @p length. */
-uint32_t kvl_chain_place(const kvl_chain *chain, uint32_t cell, uint32_t length);
+/** The cell at a place of the chain. */
+uint32_t kvl_chain_cell(const kvl_chains *chains, const kvl_chain *chain, uint32_t place);
 
 /** A place that must be put. */
 typedef struct kvl_stale {
@@ -78,11 +78,11 @@ typedef struct kvl_stale {
 /**
  * Stale places of a chain's first @p length cells, which count as put from now on.
  *
- * @param list  [at least length] receives them
- * @return how many
+ * @param list  [room] receives them
+ * @return how many; where it is @p room there may be more
  */
-uint32_t kvl_chain_stale(kvl_chains *chains, kvl_chain *chain, uint32_t layer, uint32_t length,
-                         kvl_stale *list);
+uint32_t kvl_chain_stale(kvl_chains *chains, const kvl_chain *chain, uint32_t layer,
+                         uint32_t length, kvl_stale *list, uint32_t room);
 
 typedef struct kvl_chains_stats {
     uint32_t chains, blocks, blocks_max; /* in use */

@@ -15,10 +15,8 @@
 #include <stdio.h>
 #include <string.h>
 
-enum {
-    OPERATIONS_LOOKED_AT = 90,
-    WHY = 160
-}; /* fewer than any version has, after FLASH_ATTN_EXT */
+/* Fewer than any version has, after FLASH_ATTN_EXT; bytes of a text. */
+enum { OPERATIONS_LOOKED_AT = 90, WHY = 160 };
 
 /* The first object of the process that is named after ggml or llama and has the function. */
 typedef struct search {
@@ -45,36 +43,38 @@ static int look_into(struct dl_phdr_info *object, size_t size, void *user)
 void *gg_find(const void *inside, const char *name)
 {
     Dl_info object;
-    if (inside && dladdr(inside, &object) && object.dli_fname) {
-        void *handle = dlopen(object.dli_fname, RTLD_LAZY | RTLD_NOLOAD);
-        void *found = handle ? dlsym(handle, name) : NULL;
-        if (handle)
-            dlclose(handle);
-        if (found)
-            return found;
+    void *found = NULL, *handle = NULL;
+    if (inside && dladdr(inside, &object) && object.dli_fname)
+        handle = dlopen(object.dli_fname, RTLD_LAZY | RTLD_NOLOAD);
+    if (handle) {
+        found = dlsym(handle, name);
+        dlclose(handle);
     }
-    void *found = dlsym(RTLD_DEFAULT, name);
-    if (found)
-        return found;
+    if (!found)
+        found = dlsym(RTLD_DEFAULT, name);
     /* Bindings of other languages load it without giving its names to others. */
-    search s = {.name = name};
-    dl_iterate_phdr(look_into, &s);
+    search s = {.name = name, .found = found};
+    if (!found)
+        dl_iterate_phdr(look_into, &s);
     return s.found;
 }
 
 static bool find_functions(gg_api *api, const void *inside, char *why)
 {
-#define FIND(result, function, parameters)                                                         \
-    {                                                                                              \
-        void *found = gg_find(inside, "ggml_" #function);                                          \
-        if (!found) {                                                                              \
-            snprintf(why, WHY, "this ggml has no function ggml_" #function);                       \
-            return false;                                                                          \
-        }                                                                                          \
-        memcpy(&api->function, &found, sizeof found);                                              \
+#define ROW(result, function, parameters) {"ggml_" #function, offsetof(gg_api, function)},
+    static const struct {
+        const char *name;
+        size_t at;
+    } rows[] = {GG_FUNCTIONS(ROW)};
+#undef ROW
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        void *found = gg_find(inside, rows[i].name);
+        if (!found) {
+            snprintf(why, WHY, "this ggml has no function %s", rows[i].name);
+            return false;
+        }
+        memcpy((char *)api + rows[i].at, &found, sizeof found);
     }
-    GG_FUNCTIONS(FIND)
-#undef FIND
     const char *(*version)(void) = NULL;
     void *found = gg_find(inside, "ggml_version");
     memcpy(&version, &found, sizeof found);
@@ -82,36 +82,33 @@ static bool find_functions(gg_api *api, const void *inside, char *why)
     return true;
 }
 
-/* Numbers of operations and types by their names. */
-static bool find_operations(gg_api *api, char *why)
+/* Numbers of operations by their names; those of types are known. */
+static bool find_numbers(gg_api *api, char *why)
 {
-#define UNKNOWN(name, text) api->op.name = -1;
-    GG_OPERATIONS(UNKNOWN)
-    for (int op = 0; op < OPERATIONS_LOOKED_AT; op++) {
-        const char *is = api->op_name(op);
-#define COMPARE(name, text)                                                                        \
-    if (!strcmp(is, text))                                                                         \
-        api->op.name = op;
-        GG_OPERATIONS(COMPARE)
-    }
-#define PRESENT(name, text)                                                                        \
-    if (api->op.name < 0) {                                                                        \
-        snprintf(why, WHY, "this ggml has no operation " text);                                    \
-        return false;                                                                              \
-    }
-    GG_OPERATIONS(PRESENT)
-#undef UNKNOWN
-#undef COMPARE
-#undef PRESENT
+#define ROW(operation, name) {name, &api->op.operation},
     const struct {
-        int type;
         const char *name;
+        int *number;
+    } operations[] = {GG_OPERATIONS(ROW)};
+#undef ROW
+    static const struct {
+        const char *name;
+        int number;
     } types[] = {
-        {GG_F32, "f32"}, {GG_F16, "f16"}, {GG_Q8_0, "q8_0"}, {GG_I64, "i64"}, {GG_BF16, "bf16"}};
+        {"f32", GG_F32}, {"f16", GG_F16}, {"q8_0", GG_Q8_0}, {"i64", GG_I64}, {"bf16", GG_BF16}};
+    for (size_t i = 0; i < sizeof operations / sizeof *operations; i++) {
+        int *op = operations[i].number;
+        while (*op < OPERATIONS_LOOKED_AT && strcmp(api->op_name(*op), operations[i].name) != 0)
+            ++*op;
+        if (*op == OPERATIONS_LOOKED_AT) {
+            snprintf(why, WHY, "this ggml has no operation %s", operations[i].name);
+            return false;
+        }
+    }
     for (size_t i = 0; i < sizeof types / sizeof *types; i++)
-        if (strcmp(api->type_name(types[i].type), types[i].name) != 0) {
-            snprintf(why, WHY, "type %d of this ggml is %s, not %s", types[i].type,
-                     api->type_name(types[i].type), types[i].name);
+        if (strcmp(api->type_name(types[i].number), types[i].name) != 0) {
+            snprintf(why, WHY, "type %d of this ggml is %s, not %s", types[i].number,
+                     api->type_name(types[i].number), types[i].name);
             return false;
         }
     return true;
@@ -195,6 +192,6 @@ static bool prove_interface(gg_api *api, char *why)
 bool gg_open(gg_api *api, const void *inside, char *why)
 {
     memset(api, 0, sizeof *api);
-    return find_functions(api, inside, why) && find_operations(api, why) &&
-           prove_tensors(api, why) && prove_interface(api, why);
+    return find_functions(api, inside, why) && find_numbers(api, why) && prove_tensors(api, why) &&
+           prove_interface(api, why);
 }

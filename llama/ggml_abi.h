@@ -82,7 +82,7 @@ struct gg_buffer {
 };
 
 typedef struct gg_backend_i {
-    const char *(*get_name)(gg_backend *backend);
+    const char *(*get_name)(const void *self);
     void (*free)(gg_backend *backend);
     void *async[6], *plans[4];
     int (*graph_compute)(gg_backend *backend, gg_graph *graph);
@@ -106,7 +106,7 @@ typedef struct gg_device_props {
 } gg_device_props;
 
 typedef struct gg_device_i {
-    const char *(*get_name)(gg_device *device);
+    const char *(*get_name)(const void *self);
     const char *(*get_description)(gg_device *device);
     void (*get_memory)(gg_device *device, size_t *free, size_t *total);
     int (*get_type)(gg_device *device);
@@ -126,7 +126,7 @@ struct gg_device {
 };
 
 typedef struct gg_registry_i {
-    const char *(*get_name)(gg_registry *registry);
+    const char *(*get_name)(const void *self);
     size_t (*get_device_count)(gg_registry *registry);
     gg_device *(*get_device)(gg_registry *registry, size_t index);
     void *(*get_proc_address)(gg_registry *registry, const char *name);
@@ -149,40 +149,38 @@ typedef struct gg_init_params {
 #define GG_FUNCTIONS(X)                                                                            \
     X(const char *, op_name, (int op))                                                             \
     X(const char *, type_name, (int type))                                                         \
-    X(const char *, get_name, (const gg_tensor *tensor))                                           \
-    X(size_t, nbytes, (const gg_tensor *tensor))                                                   \
-    X(gg_context *, init, (gg_init_params params))                                                 \
-    X(void, free, (gg_context * context))                                                          \
+    X(const char *, get_name, (const gg_tensor *))                                                 \
+    X(size_t, nbytes, (const gg_tensor *))                                                         \
+    X(gg_context *, init, (gg_init_params))                                                        \
+    X(void, free, (gg_context *))                                                                  \
     X(size_t, tensor_overhead, (void))                                                             \
-    X(size_t, graph_overhead_custom, (size_t size, bool grads))                                    \
-    X(gg_tensor *, new_tensor_4d,                                                                  \
-      (gg_context * context, int type, int64_t a, int64_t b, int64_t c, int64_t d))                \
-    X(gg_tensor *, set_name, (gg_tensor * tensor, const char *name))                               \
-    X(gg_tensor *, view_2d,                                                                        \
-      (gg_context * context, gg_tensor * of, int64_t a, int64_t b, size_t nb1, size_t offset))     \
+    X(size_t, graph_overhead_custom, (size_t nodes, bool grads))                                   \
+    X(gg_tensor *, new_tensor_4d, (gg_context *, int type, int64_t, int64_t, int64_t, int64_t))    \
+    X(gg_tensor *, set_name, (gg_tensor *, const char *name))                                      \
+    X(gg_tensor *, view_2d, (gg_context *, gg_tensor *, int64_t, int64_t, size_t nb1, size_t at))  \
     X(gg_tensor *, flash_attn_ext,                                                                 \
-      (gg_context * context, gg_tensor * q, gg_tensor * k, gg_tensor * v, gg_tensor * mask,        \
-       float scale, float max_bias, float softcap))                                                \
-    X(gg_graph *, new_graph_custom, (gg_context * context, size_t size, bool grads))               \
-    X(void, graph_clear, (gg_graph * graph))                                                       \
-    X(void, graph_add_node, (gg_graph * graph, gg_tensor * node))                                  \
-    X(void, build_forward_expand, (gg_graph * graph, gg_tensor * node))                            \
-    X(int, graph_n_nodes, (gg_graph * graph))                                                      \
-    X(gg_tensor *, graph_node, (gg_graph * graph, int index))                                      \
+      (gg_context *, gg_tensor * q, gg_tensor * k, gg_tensor * v, gg_tensor * mask, float scale,   \
+       float max_bias, float softcap))                                                             \
+    X(gg_graph *, new_graph_custom, (gg_context *, size_t nodes, bool grads))                      \
+    X(void, graph_clear, (gg_graph *))                                                             \
+    X(void, graph_add_node, (gg_graph *, gg_tensor *))                                             \
+    X(void, build_forward_expand, (gg_graph *, gg_tensor *))                                       \
+    X(int, graph_n_nodes, (gg_graph *))                                                            \
+    X(gg_tensor *, graph_node, (gg_graph *, int index))                                            \
     X(gg_registry *, backend_reg_by_name, (const char *name))                                      \
-    X(void *, backend_reg_get_proc_address, (gg_registry * registry, const char *name))            \
-    X(gg_registry *, backend_dev_backend_reg, (gg_device * device))                                \
+    X(void *, backend_reg_get_proc_address, (gg_registry *, const char *name))                     \
+    X(gg_registry *, backend_dev_backend_reg, (gg_device *))                                       \
     X(gg_backend *, backend_init_by_type, (int type, const char *params))                          \
-    X(void, backend_free, (gg_backend * backend))                                                  \
-    X(gg_device *, backend_get_device, (gg_backend * backend))                                     \
-    X(void *, backend_guid, (gg_backend * backend))                                                \
-    X(int, backend_graph_compute, (gg_backend * backend, gg_graph * graph))                        \
+    X(void, backend_free, (gg_backend *))                                                          \
+    X(gg_device *, backend_get_device, (gg_backend *))                                             \
+    X(void *, backend_guid, (gg_backend *))                                                        \
+    X(int, backend_graph_compute, (gg_backend *, gg_graph *))                                      \
     X(gg_buffer_type *, backend_cpu_buffer_type, (void))                                           \
-    X(bool, backend_buft_is_host, (gg_buffer_type * type))                                         \
-    X(gg_buffer *, backend_buft_alloc_buffer, (gg_buffer_type * type, size_t size))                \
-    X(void, backend_buffer_free, (gg_buffer * buffer))                                             \
-    X(gg_buffer_type *, backend_buffer_get_type, (gg_buffer * buffer))                             \
-    X(size_t, backend_buffer_get_size, (gg_buffer * buffer))
+    X(bool, backend_buft_is_host, (gg_buffer_type *))                                              \
+    X(gg_buffer *, backend_buft_alloc_buffer, (gg_buffer_type *, size_t size))                     \
+    X(void, backend_buffer_free, (gg_buffer *))                                                    \
+    X(gg_buffer_type *, backend_buffer_get_type, (gg_buffer *))                                    \
+    X(size_t, backend_buffer_get_size, (gg_buffer *))
 
 /* Operations that are told apart, by ggml's names: their numbers differ between versions. */
 #define GG_OPERATIONS(X)                                                                           \

@@ -47,7 +47,7 @@ static const char *own_path(void)
 static gg_registry *refuse(const char *why)
 {
     kvl_say("not loaded: %s; llama.cpp runs on without it", why);
-    kvl_report("refused %s", why);
+    kvl_report("refused %s\n", why);
     return NULL;
 }
 
@@ -60,7 +60,7 @@ static gg_registry *load(kvl_plugin *p, const void *inside)
     if (!kvl_settings_read(getenv("KVFERRY_LLAMA"), &p->settings, why))
         return refuse(why);
     if (p->settings.off) {
-        kvl_report("off");
+        kvl_report("off\n");
         return NULL;
     }
     if (!gg_open(&p->gg, inside, why))
@@ -71,10 +71,10 @@ static gg_registry *load(kvl_plugin *p, const void *inside)
     if (self)
         dlclose(self);
     p->is_loaded = 1;
-    p->said_at = kvl_now();
+    p->told_at = kvl_now();
     kvl_say("loaded into llama.cpp (ggml %s, backend interface %d)", p->gg.version,
             p->gg.api_version);
-    kvl_report("loaded ggml=%s api=%d", p->gg.version, p->gg.api_version);
+    kvl_report("loaded ggml=%s api=%d\n", p->gg.version, p->gg.api_version);
     return kvl_registry(&p->gg);
 }
 
@@ -102,13 +102,8 @@ const char *kvferry_llama_plan(const char *settings, const uint32_t *shape, uint
     kvl_settings said;
     if (!kvl_settings_read(settings, &said, why))
         return why;
-    kvl_cache cache = {.layers_count = shape[0],
-                       .query_heads = shape[1],
-                       .kv_heads = shape[2],
-                       .head_dim = shape[3],
-                       .value_dim = shape[4],
-                       .cells = shape[5],
-                       .streams = shape[6]};
+    kvl_cache cache = {.layers = shape[0]};
+    memcpy(&cache.shape, shape + 1, 6 * sizeof *shape);
     kvl_plan plan;
     kvf_error error;
     kvf_runtime *runtime = NULL;

@@ -3,9 +3,9 @@
 #define KVL_PLUGIN_H
 
 /*
- * State that the parts of the plug-in share: ggml of the process, settings, the caches of llama.cpp
- * that were seen, and what was counted. There is one per process, because functions of ggml's
- * buffers get nothing but the buffer. Everything here is under its lock.
+ * State that the parts of the plug-in share: ggml of the process, settings, buffers of llama.cpp
+ * with KV caches in them, and what was counted. There is one per process, because functions of
+ * ggml's buffers get nothing but the buffer. Everything here is under its lock.
  */
 
 #include <pthread.h>
@@ -32,22 +32,33 @@
 typedef enum kvl_reason { KVL_SERVED = -1, KVL_REASONS(KVL_REASON) KVL_REASONS_COUNT } kvl_reason;
 #undef KVL_REASON
 
+/** What was counted, and what the summary tells of it. */
 typedef struct kvl_counts {
-    uint64_t served, stock[KVL_REASONS_COUNT]; /* (layer, token) pairs of steps */
-    uint64_t prompt, prompt_served;            /* likewise, of prompts */
-    uint64_t put, verified, wrong;
-    double worst; /* largest difference to the plain loop where all is attended, relative */
-    double attended, held;
-    uint64_t hits, misses, bytes; /* of caches that were closed */
-    uint64_t forks, dropped;
+    double served, stock;          /* (layer, token) pairs of steps */
+    double prompt, prompt_served;  /* likewise, of prompts: llama.cpp's, and ours */
+    double tokens, held;           /* attended, and what a full budget would have; per KV head */
+    double hits, misses, bytes;    /* of the library */
+    double put, verify, wrong;     /* tokens; rows */
+    double worst;                  /* largest difference to the plain loop, relative */
+    double forks, dropped, chains; /* of chains */
+    double blocks, blocks_max;
+    double left[KVL_REASONS_COUNT]; /* whose sum is stock */
 } kvl_counts;
 
+typedef struct kvl_cache kvl_cache;
+
+/** Keys and values of a layer, as llama.cpp has them. */
 typedef struct kvl_layer {
-    const gg_tensor *k, *v; /* llama.cpp's, as long as its buffer lives */
-    int has_params, has_sinks;
+    struct kvl_layer *next;
+    const gg_tensor *k, *v; /* v: NULL until attention to them was seen */
+    uint32_t unattended;    /* rows that were written since somebody attended to them */
+    int is_left;            /* their attention is not ours */
+    kvl_cache *cache;       /* NULL until attention was seen */
+    uint32_t index;         /* of the layer in it */
+    uint64_t steps;         /* of verify */
+    int has_params;
     float scale, cap;
-    float *sinks;   /* [query_heads] */
-    uint64_t steps; /* of verify */
+    float *sinks; /* [query_heads]; NULL = none */
 } kvl_layer;
 
 /** A row of the latest step: the set of cells that it sees. */
@@ -56,52 +67,47 @@ typedef struct kvl_row {
     kvl_chain *chain;
 } kvl_row;
 
-typedef enum kvl_state { KVL_LEARNING, KVL_OPEN, KVL_REFUSED } kvl_state;
-
-/** Layers of one buffer and one geometry: a kvf_blocks beside llama.cpp's tensors. */
-typedef struct kvl_cache {
-    gg_buffer *buffer;
+typedef struct kvl_shape {
     uint32_t query_heads, kv_heads, head_dim, value_dim;
-    uint32_t cells, streams;
-    uint32_t layers_count, layers_room;
-    kvl_layer *layers;
-    kvl_state state;
-    kvl_reason refused; /* of REFUSED */
+    uint32_t cells, streams; /* cells of a stream */
+    uint32_t is_wide;        /* cells of another type than F16: the library gets them in F32 */
+} kvl_shape;
+
+/** Layers of one shape in a buffer: a kvf_blocks beside llama.cpp's tensors. */
+struct kvl_cache {
+    kvl_cache *next;
+    struct kvl_buffer *in;
+    kvl_shape shape;
+    uint32_t layers;
+    kvl_reason refused; /* KVL_SERVED as long as it is not */
     uint32_t said;      /* bits of reasons */
-    /* open */
+    /* of an open one */
     kvf_blocks *blocks;
     kvf_stream *stream;
     void *codes;
-    kvl_chains *chains;
+    kvl_chains *chains; /* NULL = it is not open */
     uint32_t rows_max, table_stride, budget;
-    char *scratch; /* of arrays from rows to stale */
+    char *scratch; /* of the arrays that follow */
     kvl_row *rows; /* [rows_max] */
     uint32_t rows_count;
-    uint64_t *sets; /* [rows_max][cells / 64] */
+    uint64_t *sets; /* [rows_max + 1][cells / 64] */
     int32_t *table; /* [rows_max][table_stride] */
     int32_t *lengths;
-    float *q, *out;          /* [rows_max] */
-    uint16_t *put_k, *put_v; /* [KVL_PUT] */
-    int64_t *put_slots;      /* likewise */
-    kvl_stale *stale;        /* [stale_room] */
-    uint32_t stale_room;
-    /* of a prompt */
-    size_t prompt_tokens; /* room */
-    float *prompt_q, *prompt_out;
-    uint32_t *prompt_cells;
-} kvl_cache;
+    uint32_t *starts, *contexts; /* [rows_max + 1] of chunks of a prompt */
+    float *q;                    /* [rows_max] */
+    char *put_k, *put_v;         /* [KVL_PUT], as the three that follow */
+    int64_t *put_slots;
+    kvl_stale *stale;
+};
 
-/** A buffer whose functions we stand in for. */
-typedef struct kvl_hook {
+/** A buffer whose functions we stand in for, and what is known of the tensors in it. */
+typedef struct kvl_buffer {
+    struct kvl_buffer *next;
     gg_buffer *buffer;
     gg_buffer_i original;
-    struct kvl_key {
-        const gg_tensor *k;
-        uint32_t rows; /* that were written since it was attended to */
-        int left;      /* its attention is not ours */
-    } * keys;          /* caches of keys in it */
-    uint32_t keys_count, keys_room;
-} kvl_hook;
+    kvl_layer *layers;
+    kvl_cache *caches;
+} kvl_buffer;
 
 typedef struct kvl_plugin {
     pthread_mutex_t lock;
@@ -110,16 +116,11 @@ typedef struct kvl_plugin {
     kvl_settings settings;
     kvf_runtime *runtime;
     int threads; /* as llama.cpp said last */
-    kvl_cache **caches;
-    uint32_t caches_count, caches_room;
-    kvl_hook **hooks;
-    uint32_t hooks_count, hooks_room;
+    kvl_buffer *buffers;
     kvl_counts counts;
-    uint64_t said_served, said_stock; /* what the latest summary told */
-    double said_at;
-    uint32_t said; /* bits of reasons, where no cache is known */
-    int has_said_flash;
-    int no_hooks, no_counts; /* for controls of tests */
+    double told_at, told_served, told_stock; /* by the latest summary */
+    uint32_t said;                           /* bits of reasons, where no cache is known */
+    int no_hooks, no_counts;                 /* for controls of tests */
 } kvl_plugin;
 
 /** The plug-in of this process. */
@@ -143,25 +144,25 @@ typedef struct kvl_plan {
     kvl_chains_config chains;
     uint64_t codes, own; /* bytes: of all layers, and of the plug-in's own arrays */
 } kvl_plan;
-kvf_status kvl_plan_make(kvf_runtime *runtime, const kvl_settings *settings, kvl_cache *shape,
+kvf_status kvl_plan_make(kvf_runtime *runtime, const kvl_settings *settings, kvl_cache *cache,
                          kvl_plan *plan, kvf_error *error);
 
-/** A FLASH_ATTN_EXT on a cache: its layer becomes known. @return KVL_SERVED, or why it is left */
-kvl_reason kvl_learn(kvl_plugin *p, const gg_tensor *node);
-/** Stand in for the functions of a cache tensor's buffer. NULL without memory. */
-kvl_hook *kvl_hook_buffer(kvl_plugin *p, gg_buffer *buffer);
-struct kvl_key *kvl_key_of(kvl_plugin *p, const gg_tensor *k);
-/** The open or learnt cache of a tensor of keys or values. */
-kvl_cache *kvl_find_cache(kvl_plugin *p, const gg_tensor *of, uint32_t *layer);
-/** Open it, once. @return KVL_SERVED, or why it is left */
-kvl_reason kvl_cache_ready(kvl_plugin *p, kvl_cache *cache);
+/** The layer of keys, known from now on, as its buffer is. NULL without memory. */
+kvl_layer *kvl_layer_of(kvl_plugin *p, const gg_tensor *keys);
+/** The layer of keys or values; NULL = it is not known. */
+kvl_layer *kvl_find_layer(kvl_plugin *p, const gg_tensor *of);
+/** A FLASH_ATTN_EXT on a layer: its cache becomes known. @return KVL_SERVED, or why it is left */
+kvl_reason kvl_learn(kvl_plugin *p, kvl_layer *layer, const gg_tensor *node);
+/** Open the layer's cache, once. @return KVL_SERVED, or why it is left */
+kvl_reason kvl_cache_ready(kvl_plugin *p, kvl_layer *layer);
 /** Close what the library has of it; the next step opens it anew. */
 void kvl_cache_reset(kvl_plugin *p, kvl_cache *cache);
-/** Every cell of a layer was written. */
-void kvl_layer_wrote(kvl_cache *cache, uint32_t layer);
+/** Cells of a layer, numbered over all streams, were written. */
+void kvl_layer_wrote(kvl_layer *layer, size_t first, size_t end);
 /** Give ggml's buffers their own functions back, and close everything. */
 void kvl_close_all(kvl_plugin *p);
-void kvl_counts_add(const kvl_plugin *p, kvl_counts *counts);
+/** Counts, with those of open caches. */
+kvl_counts kvl_counts_now(const kvl_plugin *p);
 
 /* attention.c */
 
@@ -181,9 +182,9 @@ double kvl_plain_difference(const gg_tensor *node, int64_t token, int64_t s);
 void kvl_say(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /** A line to whoever gave KVFERRY_LLAMA_REPORT, once. */
 void kvl_report(const char *format, ...) __attribute__((format(printf, 1, 2)));
-/** Say once per cache that rows are left to llama.cpp, and count them. */
-void kvl_leave(kvl_plugin *p, kvl_cache *cache, kvl_reason reason, const gg_tensor *k,
-               uint64_t rows, const char *detail);
+/** Count rows that are left to llama.cpp, and say once per cache why. */
+void kvl_leave(kvl_plugin *p, kvl_layer *layer, kvl_reason reason, uint64_t rows,
+               const char *detail);
 /** The line of what was attended; at @p end only if there is something new. */
 void kvl_summary(kvl_plugin *p, int end);
 double kvl_now(void);

@@ -5,7 +5,6 @@
  * that those of other threads do not come between.
  */
 
-#include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -38,86 +37,59 @@ void kvl_say(const char *format, ...)
 void kvl_report(const char *format, ...)
 {
     const char *number = getenv("KVFERRY_LLAMA_REPORT");
-    char line[LINE], *end;
-    if (!number || !*number)
-        return;
-    const long fd = strtol(number, &end, 10);
-    if (*end || fd < 3 || fd > 65535)
+    char *end;
+    const long fd = number ? strtol(number, &end, 10) : 0;
+    if (fd < 3 || fd > 65535 || *end)
         return;
     unsetenv("KVFERRY_LLAMA_REPORT");
     va_list arguments;
     va_start(arguments, format);
-    int length = kvf_vformat(line, sizeof line - 1, format, arguments);
+    vdprintf((int)fd, format, arguments);
     va_end(arguments);
-    if (length > (int)sizeof line - 2)
-        length = (int)sizeof line - 2;
-    line[length++] = '\n';
-    ssize_t written;
-    do
-        written = write((int)fd, line, (size_t)length);
-    while (written < 0 && errno == EINTR);
     close((int)fd);
 }
 
+#define ROW(name, key, text) {key, text},
 static const struct {
     const char *key, *text;
-} reasons[] = {
-#define ROW(name, key, text) {key, text},
-    KVL_REASONS(ROW)
+} reasons[] = {KVL_REASONS(ROW)};
 #undef ROW
-};
 
-void kvl_leave(kvl_plugin *p, kvl_cache *cache, kvl_reason reason, const gg_tensor *k,
-               uint64_t rows, const char *detail)
+void kvl_leave(kvl_plugin *p, kvl_layer *layer, kvl_reason reason, uint64_t rows,
+               const char *detail)
 {
-    p->counts.stock[reason] += rows;
-    if (cache && cache->said >> reason & 1)
-        return;
-    if (cache)
-        cache->said |= 1u << reason;
-    kvl_say("left to llama.cpp: %s: %s%s%s", k->name, reasons[reason].text, detail ? ": " : "",
-            detail ? detail : "");
+    uint32_t *said = layer->cache ? &layer->cache->said : &p->said;
+    p->counts.left[reason] += (double)rows;
+    if (!(*said >> reason & 1))
+        kvl_say("left to llama.cpp: %s: %s%s%s", layer->k->name, reasons[reason].text,
+                detail ? ": " : "", detail ? detail : "");
+    *said |= 1u << reason;
 }
 
 void kvl_summary(kvl_plugin *p, int end)
 {
-    kvl_counts c = p->counts;
-    kvl_counts_add(p, &c);
-    uint64_t stock = 0;
+    kvl_counts c = kvl_counts_now(p);
     for (int r = 0; r < KVL_REASONS_COUNT; r++)
-        stock += c.stock[r];
-    p->said_at = kvl_now();
-    const uint64_t all = c.served + stock;
-    if (all + c.prompt + c.prompt_served == 0 ||
-        (end && c.served == p->said_served && stock == p->said_stock))
+        c.stock += c.left[r];
+    const double all = c.served + c.stock;
+    const int is_old = end && c.served == p->told_served && c.stock == p->told_stock;
+    p->told_at = kvl_now();
+    if (all + c.prompt + c.prompt_served == 0 || is_old)
         return;
-    p->said_served = c.served;
-    p->said_stock = stock;
+    p->told_served = c.served;
+    p->told_stock = c.stock;
     char text[LINE];
     int at = kvf_format(
-        text, sizeof text,
-        "attended served=%llu stock=%llu share=%.4f prompt=%llu prompt_served=%llu tokens=%.0f "
-        "held=%.0f hits=%llu misses=%llu bytes=%llu put=%llu forks=%llu dropped=%llu "
-        "verify=%llu wrong=%llu worst=%.3g",
-        (unsigned long long)c.served, (unsigned long long)stock,
-        all ? (double)c.served / (double)all : 1.0, (unsigned long long)c.prompt,
-        (unsigned long long)c.prompt_served, c.attended, c.held, (unsigned long long)c.hits,
-        (unsigned long long)c.misses, (unsigned long long)c.bytes, (unsigned long long)c.put,
-        (unsigned long long)c.forks, (unsigned long long)c.dropped, (unsigned long long)c.verified,
-        (unsigned long long)c.wrong, c.worst);
-    uint32_t chains = 0, blocks = 0, most = 0;
-    for (uint32_t i = 0; i < p->caches_count; i++)
-        if (p->caches[i]->chains) {
-            const kvl_chains_stats *s = kvl_chains_stats_get(p->caches[i]->chains);
-            chains += s->chains;
-            blocks += s->blocks;
-            most += s->blocks_max;
-        }
-    at += snprintf(text + at, sizeof text - (size_t)at, " chains=%u blocks=%u blocks_max=%u",
-                   chains, blocks, most);
+        text, LINE,
+        "attended served=%.0f stock=%.0f share=%.4f prompt=%.0f prompt_served=%.0f tokens=%.0f "
+        "held=%.0f hits=%.0f misses=%.0f bytes=%.0f put=%.0f forks=%.0f dropped=%.0f verify=%.0f "
+        "wrong=%.0f worst=%.4f chains=%.0f blocks=%.0f blocks_max=%.0f",
+        c.served, c.stock, all > 0 ? c.served / all : 1, c.prompt, c.prompt_served, c.tokens,
+        c.held, c.hits, c.misses, c.bytes, c.put, c.forks, c.dropped, c.verify, c.wrong, c.worst,
+        c.chains, c.blocks, c.blocks_max);
     for (int r = 0; r < KVL_REASONS_COUNT && at < LINE - 40; r++)
-        if (c.stock[r])
-            at += snprintf(text + at, sizeof text - (size_t)at, " stock.%s=%llu", reasons[r].key,
-                           (unsigned long long)c.stock[r]);
+        if (c.left[r] > 0)
+            at += kvf_format(text + at, (size_t)(LINE - at), " stock.%s=%.0f", reasons[r].key,
+                             c.left[r]);
     kvl_say("%s", text);
 }

@@ -56,9 +56,9 @@ void rig_unload(void)
     kvl_plugin *p = kvl_the_plugin();
     kvl_close_all(p);
     p->counts = (kvl_counts){0};
-    p->is_loaded = p->no_counts = p->no_hooks = p->has_said_flash = 0;
+    p->is_loaded = p->no_counts = p->no_hooks = 0;
     p->said = 0;
-    p->said_served = p->said_stock = 0;
+    p->told_served = p->told_stock = 0;
 }
 
 static void reserve(rig *r);
@@ -223,6 +223,10 @@ int rig_attend(rig *r, int layer, int tokens, int first, int streams, rig_set *s
     assert_true(tokens * streams <= RIG_ROWS);
     gg_context *context = ggml_init((gg_init_params){0});
     gg_tensor *q = random_rows(r, context, RIG_DIM, tokens, RIG_HEADS, streams);
+    if (r->attentions % 4) { /* as llama.cpp has them: heads of a token side by side */
+        q->nb[2] = q->nb[1];
+        q->nb[1] = q->nb[2] * RIG_HEADS;
+    }
     gg_tensor *mask = make_mask(context, tokens, streams, sets);
     gg_tensor *node = ggml_flash_attn_ext(
         context, q, by_heads(context, r->k[layer], first, streams),

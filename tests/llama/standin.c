@@ -412,7 +412,7 @@ void standin_clear(gg_buffer *buffer, uint8_t value)
 
 /* ---- the CPU's backend ---- */
 
-static const char *cpu_name(gg_backend *backend)
+static const char *cpu_name(const void *backend)
 {
     (void)backend;
     return "CPU";

@@ -129,28 +129,36 @@ static void plans_keep_what_is_said(void **state)
     assert_non_null(strstr(kvferry_llama_plan("budget=full", shape, few), "head_dim"));
 }
 
-static void halves_are_those_of_plain_conversions(void **state)
+/* Rows as the library gets them: numbers of the cell, exactly, and told if F16 has them not. */
+static void rows_are_those_of_plain_conversions(void **state)
 {
     (void)state;
+    enum { COUNT = 64 };
     uint64_t random = 3;
-    float from[67];
-    uint16_t to[67];
     for (int turn = 0; turn < 3000; turn++) {
-        for (int i = 0; i < 67; i++) {
-            const uint32_t bits = (uint32_t)kvf_random_next(&random);
-            from[i] = turn % 2 ? kvf_bits_float(bits)
-                               : ldexpf(kvf_random_normal(&random), (int)(bits % 40) - 26);
-        }
+        uint16_t halves[COUNT], same[COUNT];
+        char blocks[2 * 34];
+        float out[COUNT], own[COUNT];
+        const int type = turn % 2 ? GG_BF16 : GG_Q8_0;
         int fits = 1;
-        const int said = kvl_to_f16(from, to, 67);
-        for (int i = 0; i < 67; i++) {
-            const uint16_t own = kvf_fp16_from_float(from[i]);
-            if (from[i] == from[i])
-                assert_int_equal(to[i], own);
-            fits &= !(isinf(kvf_fp16_to_float(own)) && isfinite(from[i]));
+        for (size_t i = 0; i < COUNT; i++) {
+            const uint32_t bits = (uint32_t)kvf_random_next(&random);
+            halves[i] = (uint16_t)bits;
+            blocks[2 + i / 32 * 34 + i % 32] = (char)(bits >> 24);
         }
-        assert_int_equal(said, fits);
-        assert_int_equal(kvl_fits_f16(from, 67), fits);
+        memcpy(blocks, halves, 2), memcpy(blocks + 34, halves + 1, 2);
+        for (size_t i = 0; i < COUNT; i++) {
+            own[i] = type == GG_BF16 ? kvf_bf16_to_float(halves[i])
+                                     : kvf_fp16_to_float(halves[i / 32]) *
+                                           (float)(int8_t)blocks[2 + i / 32 * 34 + i % 32];
+            fits &= !(isinf(kvf_fp16_to_float(kvf_fp16_from_float(own[i]))) && isfinite(own[i]));
+        }
+        assert_int_equal(
+            kvl_row_read(type, type == GG_BF16 ? (void *)halves : blocks, out, 1, COUNT), fits);
+        assert_int_equal(kvl_fits_f16(own, COUNT), fits);
+        assert_memory_equal(out, own, sizeof own);
+        assert_true(kvl_row_read(GG_F16, halves, same, 0, COUNT));
+        assert_memory_equal(same, halves, sizeof same);
     }
 }
 
@@ -184,5 +192,5 @@ int main(void)
 {
     return unit_run(an_unknown_interface_is_refused, a_known_one_is_loaded, off_loads_nothing,
                     wrong_settings_are_told, plans_keep_what_is_said,
-                    halves_are_those_of_plain_conversions, masks_are_sets);
+                    rows_are_those_of_plain_conversions, masks_are_sets);
 }
