@@ -19,7 +19,7 @@
 /** An attention, taken apart. */
 typedef struct operation {
     gg_tensor *node;
-    const gg_tensor *q, *k, *v, *mask, *sinks;
+    const gg_tensor *q, *mask, *sinks;
     kvl_layer *layer;
     kvl_cache *cache;
     uint32_t stream;          /* the first */
@@ -27,18 +27,6 @@ typedef struct operation {
     uint32_t rows;
     int is_prompt;
 } operation;
-
-/* Keys or values as they lie in a cache: heads side by side in a cell. */
-static int lies_as_known(const gg_tensor *view, const gg_tensor *cache)
-{
-    const size_t head = kvl_row_bytes(cache->type, (size_t)view->ne[0]);
-    const size_t cell = head * (size_t)view->ne[2];
-    return head && view->type == cache->type && view->nb[1] == cell && cache->nb[1] == cell &&
-           (view->ne[2] == 1 || view->nb[2] == head) &&
-           cache->nb[2] == cell * (size_t)cache->ne[1] && view->view_offs % cache->nb[2] == 0 &&
-           (view->ne[3] == 1 || view->nb[3] == cache->nb[2]) && view->ne[1] <= cache->ne[1] &&
-           view->view_offs / cache->nb[2] + (size_t)view->ne[3] <= (size_t)cache->ne[2];
-}
 
 /* Are queries or outputs, whose heads and tokens are these dimensions, [streams][tokens][heads]? */
 static int lies_by_rows(const gg_tensor *t, int head, int token)
@@ -50,22 +38,17 @@ static int lies_by_rows(const gg_tensor *t, int head, int token)
 
 static kvl_reason take_apart(operation *o)
 {
-    const gg_tensor *q = o->q, *k = o->k, *v = o->v, *m = o->mask, *out = o->node;
-    const gg_tensor *keys = o->layer->k, *values = o->layer->v;
-    const kvl_shape *s = &o->cache->shape;
+    const gg_tensor *q = o->node->src[0], *k = o->node->src[1], *m = o->node->src[3];
+    o->q = q;
+    o->mask = m;
+    o->sinks = o->node->src[4];
+    o->cache = o->layer->cache;
+    o->stream = (uint32_t)(k->view_offs / o->layer->k->nb[2]);
     if (!m || m->type != GG_F16 || m->ne[2] != 1 || m->ne[0] != k->ne[1] || m->ne[0] % 64 ||
         m->nb[0] != 2 || m->ne[1] < q->ne[1] || (m->ne[3] != 1 && m->ne[3] != q->ne[3]))
         return KVL_MASK;
-    if (q->type != GG_F32 || q->nb[0] != 4 || !lies_by_rows(out, 1, 2) || !lies_as_known(k, keys) ||
-        !lies_as_known(v, values) || q->ne[3] != k->ne[3] || v->ne[3] != k->ne[3] ||
-        v->ne[1] != k->ne[1] || k->view_offs / keys->nb[2] != v->view_offs / values->nb[2])
-        return KVL_LAYOUT;
-    if (q->ne[2] != s->query_heads || k->ne[2] != s->kv_heads || v->ne[2] != s->kv_heads ||
-        q->ne[0] != s->head_dim || k->ne[0] != s->head_dim || v->ne[0] != s->value_dim ||
-        kvl_cache_tensor(v, 'v') != values)
-        return KVL_GEOMETRY;
-    o->stream = (uint32_t)(k->view_offs / keys->nb[2]);
-    return KVL_SERVED;
+    return q->type == GG_F32 && q->nb[0] == 4 && lies_by_rows(o->node, 1, 2) ? KVL_SERVED
+                                                                             : KVL_LAYOUT;
 }
 
 /* Give a layer its scale, cap and sinks; they stay. */
@@ -165,44 +148,39 @@ static kvl_reason find_rows(const operation *o)
     return found(c, o->rows);
 }
 
-/* Rows of a prompt as chunks, in which each row sees one cell more than the row before it: the next
- * one of a chain. They are found from the last row on, so they fill arrays from their ends. */
+/* A prompt is a chunk per stream, if each of its rows sees one cell more than the row before it:
+ * the next one of a chain. Looked at from the last row on, whose chain it is. */
 static kvl_reason find_chunks(const operation *o)
 {
     kvl_cache *c = o->cache;
     const size_t words = c->shape.cells / 64;
-    uint64_t *set = set_of(c, 0), *left = set_of(c, 1); /* of a row; of what is left of a chunk */
-    uint32_t at = c->rows_max, length = 0;
-    kvl_row *chunk = NULL;
+    uint64_t *set = set_of(c, 0), *left = set_of(c, 1); /* of a row, and of what it should be */
     c->rows_count = 0;
+    if (o->streams > c->rows_max)
+        return KVL_ROOM;
     kvl_chains_begin(c->chains);
     for (uint32_t row = o->rows; row-- > 0;) {
-        const uint32_t stream = o->stream + row / o->tokens;
+        const uint32_t at = row / o->tokens;
+        kvl_row *chunk = &c->rows[at];
         int same;
         const int64_t count = read_mask(o, row, set, &same);
         if (count <= 0)
             return KVL_MASK;
-        if (!chunk || chunk->stream != stream || memcmp(set, left, words * sizeof *set) != 0) {
-            if (at == 0)
-                return KVL_ROOM;
-            chunk = &c->rows[--at];
-            *chunk = (kvl_row){.stream = stream, .count = (uint32_t)count};
+        if (row % o->tokens == o->tokens - 1) {
+            *chunk = (kvl_row){.stream = o->stream + at, .count = (uint32_t)count};
             if (!find_chain(c, chunk, set))
                 return KVL_ROOM;
             memcpy(left, set, words * sizeof *set);
-            length = chunk->count;
         }
-        const uint32_t last = kvl_chain_cell(c->chains, chunk->chain, --length);
-        left[last / 64] &= ~(UINT64_C(1) << last % 64);
+        if (memcmp(set, left, words * sizeof *set) != 0)
+            return KVL_MASK;
         c->starts[at] = row;
-        c->contexts[at] = length;
+        c->contexts[at] = (uint32_t)count - 1;
+        const uint32_t last = kvl_chain_cell(c->chains, chunk->chain, c->contexts[at]);
+        left[last / 64] &= ~(UINT64_C(1) << last % 64);
     }
-    const uint32_t chunks = c->rows_max - at;
-    memmove(c->rows, c->rows + at, chunks * sizeof *c->rows);
-    memmove(c->starts, c->starts + at, chunks * sizeof *c->starts);
-    memmove(c->contexts, c->contexts + at, chunks * sizeof *c->contexts);
-    c->starts[chunks] = o->rows;
-    return found(c, chunks);
+    c->starts[o->streams] = o->rows;
+    return found(c, o->streams);
 }
 
 /* Queries side by side: llama.cpp's own where they are, else a copy. NULL = those of a prompt are
@@ -290,35 +268,30 @@ static kvl_outcome fail(kvl_plugin *p, const operation *o)
     return KVL_FAILED;
 }
 
-static void verify(kvl_plugin *p, const operation *o)
+void kvl_compare(kvl_plugin *p, const gg_tensor *node, const float *own)
 {
-    if (!p->settings.verify || o->layer->steps++ % p->settings.verify)
-        return;
-    for (uint32_t r = 0; r < o->cache->rows_count; r++) {
-        const kvl_row *row = &o->cache->rows[r];
-        if (!row->count || row->count > o->cache->budget)
+    const kvl_layer *l = kvl_find_layer(p, node->src[1]);
+    const kvl_cache *c = l->cache;
+    const size_t width = (size_t)(node->ne[0] * node->ne[1]);
+    const float *theirs = node->data;
+    for (uint32_t r = 0; r < c->rows_count; r++, own += width, theirs += width) {
+        double difference = 0, largest = 1e-30;
+        if (!c->rows[r].count || c->rows[r].count > c->budget)
             continue; /* nothing, or a choice of its tokens */
-        const double difference = kvl_plain_difference(o->node, r % o->tokens, r / o->tokens);
-        if (difference < 0)
-            continue;
+        for (size_t d = 0; d < width; d++) {
+            const double e = fabs((double)own[d] - (double)theirs[d]);
+            difference = e == e ? fmax(difference, e) : INFINITY;
+            largest = fmax(largest, fabs((double)theirs[d]));
+        }
         p->counts.verify++;
-        p->counts.worst = fmax(p->counts.worst, difference);
+        p->counts.worst = fmax(p->counts.worst, difference / largest);
         /* A wrong cell moves outputs by much more than rounding does. */
-        if (difference <= 0.05)
+        if (difference <= 0.05 * largest)
             continue;
         p->counts.wrong++;
-        kvl_say("verify: layer %u row %u: output differs from a plain loop by %.3g",
-                o->layer->index, r, difference);
+        kvl_say("verify: layer %u row %u: output differs from llama.cpp's by %.3g", l->index, r,
+                difference / largest);
     }
-}
-
-static void count_step(kvl_plugin *p, const operation *o)
-{
-    const kvl_cache *c = o->cache;
-    p->counts.served += o->rows;
-    for (uint32_t r = 0; r < c->rows_count; r++)
-        p->counts.held += (double)c->rows[r].count * c->shape.kv_heads;
-    verify(p, o);
 }
 
 static kvf_status call(const operation *o, const float *q)
@@ -358,33 +331,30 @@ static kvl_outcome attend(kvl_plugin *p, const operation *o)
     }
     if (call(o, q) != KVF_OK)
         return fail(p, o);
-    if (!o->is_prompt)
-        count_step(p, o);
-    else {
+    kvl_cache *c = o->cache;
+    if (o->is_prompt) {
         p->counts.prompt_served += o->rows;
-        o->cache->rows_count = 0; /* of chunks, not of a step */
+        c->rows_count = 0; /* of chunks, not of a step */
+        return KVL_DONE;
     }
-    return KVL_DONE;
+    p->counts.served += o->rows;
+    for (uint32_t r = 0; r < c->rows_count; r++)
+        p->counts.held += (double)c->rows[r].count * c->shape.kv_heads;
+    const uint32_t every = p->settings.verify;
+    return every && o->layer->steps++ % every == 0 ? KVL_VERIFY : KVL_DONE;
 }
 
 kvl_outcome kvl_attend(kvl_plugin *p, gg_tensor *node)
 {
-    operation o = {.node = node,
-                   .q = node->src[0],
-                   .k = node->src[1],
-                   .v = node->src[2],
-                   .mask = node->src[3],
-                   .sinks = node->src[4]};
-    const gg_tensor *keys = kvl_cache_tensor(o.k, 'k');
-    o.layer = keys ? kvl_layer_of(p, keys) : NULL;
+    const gg_tensor *keys = kvl_cache_tensor(node->src[1], 'k'), *q = node->src[0];
+    operation o = {.node = node, .layer = keys ? kvl_layer_of(p, keys) : NULL};
     if (!o.layer)
         return KVL_LEFT;
     o.layer->unattended = 0;
-    o.tokens = (uint32_t)o.q->ne[1];
-    o.streams = (uint32_t)o.q->ne[3];
+    o.tokens = (uint32_t)q->ne[1];
+    o.streams = (uint32_t)q->ne[3];
     o.rows = o.tokens * o.streams;
     kvl_reason reason = kvl_learn(p, o.layer, node);
-    o.cache = o.layer->cache;
     if (reason == KVL_SERVED)
         reason = take_apart(&o);
     o.is_prompt = reason == KVL_SERVED && o.rows > p->settings.rows;

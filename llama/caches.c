@@ -203,6 +203,18 @@ static kvl_cache *cache_of(kvl_buffer *b, const kvl_shape *shape)
     return b->caches = c;
 }
 
+/* Keys or values as they lie in a cache: heads side by side in a cell. */
+static int lies_as_known(const gg_tensor *view, const gg_tensor *cache)
+{
+    const size_t head = kvl_row_bytes(cache->type, (size_t)view->ne[0]);
+    const size_t cell = head * (size_t)view->ne[2];
+    return head && view->type == cache->type && view->nb[1] == cell && cache->nb[1] == cell &&
+           (view->ne[2] == 1 || view->nb[2] == head) &&
+           cache->nb[2] == cell * (size_t)cache->ne[1] && view->view_offs % cache->nb[2] == 0 &&
+           (view->ne[3] == 1 || view->nb[3] == cache->nb[2]) && view->ne[1] <= cache->ne[1] &&
+           view->view_offs / cache->nb[2] + (size_t)view->ne[3] <= (size_t)cache->ne[2];
+}
+
 kvl_reason kvl_learn(kvl_plugin *p, kvl_layer *l, const gg_tensor *node)
 {
     const gg_tensor *q = node->src[0], *k = node->src[1], *v = node->src[2];
@@ -216,8 +228,12 @@ kvl_reason kvl_learn(kvl_plugin *p, kvl_layer *l, const gg_tensor *node)
     if (!kvl_row_bytes(keys->type, (size_t)k->ne[0]) ||
         !kvl_row_bytes(values->type, (size_t)v->ne[0]))
         return KVL_TYPE;
-    if (l->cache)
-        return KVL_SERVED;
+    if (!lies_as_known(k, keys) || !lies_as_known(v, values) || keys->ne[1] % 64 ||
+        values->ne[1] != keys->ne[1] || values->ne[2] != keys->ne[2] || keys->ne[3] != 1 ||
+        values->buffer != keys->buffer || v->ne[1] != k->ne[1] || v->ne[2] != k->ne[2] ||
+        v->ne[3] != k->ne[3] || q->ne[3] != k->ne[3] || q->ne[0] != k->ne[0] ||
+        k->view_offs / keys->nb[2] != v->view_offs / values->nb[2])
+        return KVL_LAYOUT;
     const kvl_shape shape = {.query_heads = (uint32_t)q->ne[2],
                              .kv_heads = (uint32_t)k->ne[2],
                              .head_dim = (uint32_t)k->ne[0],
@@ -225,10 +241,9 @@ kvl_reason kvl_learn(kvl_plugin *p, kvl_layer *l, const gg_tensor *node)
                              .cells = (uint32_t)keys->ne[1],
                              .streams = (uint32_t)keys->ne[2],
                              .is_wide = keys->type != GG_F16 || values->type != GG_F16};
-    if (shape.cells % 64 || values->ne[1] != keys->ne[1] || values->ne[2] != keys->ne[2] ||
-        values->buffer != keys->buffer || keys->ne[0] != k->ne[0] * k->ne[2] ||
-        values->ne[0] != v->ne[0] * v->ne[2] || keys->ne[3] != 1)
-        return KVL_LAYOUT;
+    if (l->cache)
+        return l->v == values && !memcmp(&l->cache->shape, &shape, sizeof shape) ? KVL_SERVED
+                                                                                 : KVL_GEOMETRY;
     l->cache = cache_of(find_buffer(p, keys->buffer), &shape);
     if (!l->cache)
         return KVL_MEMORY;

@@ -40,7 +40,7 @@ static const kvf_setting own[] = {
     {"log", KVF_SETTING_REAL, 1, OWN(log_seconds), 0, 1e9, NULL, NULL, 0,
      "seconds between summaries; 0 = at the end only"},
     {"verify", KVF_SETTING_WHOLE, 1, OWN(verify), 0, 1e9, NULL, NULL, 0,
-     "every N-th step of a layer is compared with a plain loop; 0 = none"},
+     "every N-th step of a layer is compared with llama.cpp's own; 0 = none"},
 };
 
 static const kvf_setting *own_setting(uint32_t index)

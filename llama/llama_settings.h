@@ -24,7 +24,7 @@ typedef struct kvl_settings {
     uint32_t rows;              /* most tokens of a pass that are a step */
     kvl_prompts prompts;
     double log_seconds; /* between summaries; 0 = at the end only */
-    uint32_t verify;    /* every N-th step of a layer is compared with a plain loop; 0 = none */
+    uint32_t verify;    /* every N-th step of a layer is compared with llama.cpp's; 0 = none */
 } kvl_settings;
 
 /** @param text   NULL or empty: defaults

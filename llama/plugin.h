@@ -166,15 +166,11 @@ kvl_counts kvl_counts_now(const kvl_plugin *p);
 
 /* attention.c */
 
-typedef enum kvl_outcome { KVL_DONE, KVL_LEFT, KVL_FAILED } kvl_outcome;
-/** FLASH_ATTN_EXT on a cache: done, left to llama.cpp, or failed. */
+typedef enum kvl_outcome { KVL_DONE, KVL_VERIFY, KVL_LEFT, KVL_FAILED } kvl_outcome;
+/** FLASH_ATTN_EXT on a cache: done, done and to be verified, left to llama.cpp, or failed. */
 kvl_outcome kvl_attend(kvl_plugin *p, gg_tensor *node);
-
-/* plain.c */
-
-/** The largest difference of row @p token of stream @p s of an attention's output to a plain loop
- * over llama.cpp's tensors, relative to the largest value. -1 without memory. */
-double kvl_plain_difference(const gg_tensor *node, int64_t token, int64_t s);
+/** Compare rows of the latest step with the node's output, which is llama.cpp's own by now. */
+void kvl_compare(kvl_plugin *p, const gg_tensor *node, const float *own);
 
 /* say.c */
 

@@ -239,7 +239,7 @@ int rig_attend(rig *r, int layer, int tokens, int first, int streams, rig_set *s
     const int status = run(r, context, node);
     r->by_kvferry = __atomic_load_n(&standin_computed, __ATOMIC_RELAXED) == before;
     for (int row = 0; status == GG_SUCCESS && !r->spoil && row < tokens * streams; row++) {
-        const double difference = kvl_plain_difference(node, row % tokens, row / tokens);
+        const double difference = rig_plain_difference(node, row % tokens, row / tokens);
         assert_true(difference >= 0);
         if (difference > r->worst)
             r->worst = difference;

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Attention as a plain loop over llama.cpp's own tensors: what `verify` compares with. It knows no
- * chains and no counts.
+ * Attention as a plain loop over llama.cpp's own tensors. It knows no chains and no writes.
  */
 
 #include <math.h>
@@ -11,7 +10,7 @@
 
 #include "cell_numbers.h"
 #include "common/convert.h"
-#include "plugin.h"
+#include "llama_rig.h"
 
 static const void *at(const gg_tensor *t, int64_t i, int64_t j, int64_t s)
 {
@@ -53,7 +52,7 @@ static void attend(const gg_tensor *t, int64_t token, int64_t head, int64_t s, f
         out[d] /= sum;
 }
 
-double kvl_plain_difference(const gg_tensor *node, int64_t token, int64_t s)
+double rig_plain_difference(const gg_tensor *node, int64_t token, int64_t s)
 {
     const size_t k = (size_t)node->src[1]->ne[0], v = (size_t)node->src[2]->ne[0];
     double difference = 0, largest = 0, *out = malloc(v * sizeof *out);
