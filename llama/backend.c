@@ -8,8 +8,6 @@
  * threads of llama.cpp: kernels and bits are those of llama.cpp without the plug-in.
  */
 
-#include "backend.h"
-
 #include <stdlib.h>
 #include <string.h>
 
@@ -56,13 +54,10 @@ static void count_rows(kvl_layer *l, const gg_tensor *node, int is_key)
         kvl_layer_wrote(l, 0, SIZE_MAX);
         return;
     }
-    const int is_first = is_key && l->index == 0;
-    if (is_first)
-        kvl_chains_pass(c->chains);
     for (int64_t i = 0; i < rows->ne[0]; i++) {
         const size_t cell = (size_t)((const int64_t *)rows->data)[i];
         kvl_layer_wrote(l, cell, cell + 1);
-        if (is_first && cell < (size_t)c->shape.cells * c->shape.streams)
+        if (is_key && l->index == 0)
             kvl_chains_born(c->chains, cell);
     }
 }

@@ -38,14 +38,14 @@ struct kvl_chains {
     kvl_chains_config c;
     uint32_t words; /* of a set */
     uint64_t call;
-    uint32_t pass;
-    uint32_t *put;  /* [layers][blocks] bits of places */
-    uint32_t *born; /* [streams * cells] pass in which the token came */
+    uint32_t tokens; /* that came, in all */
+    uint32_t *put;   /* [layers][blocks] bits of places */
+    uint32_t *born;  /* [streams * cells] number of the token that came */
     block *blocks;
     int32_t *unused; /* [blocks] a stack */
     uint32_t unused_count;
     kvl_chain *chains;
-    uint64_t *fresh; /* [cells] pass << 32 | cell: what a chain gets */
+    uint64_t *fresh; /* [cells] number of a token << 32 | cell: what a chain gets */
     char *arena;     /* of all arrays */
     kvl_chains_stats stats;
 };
@@ -102,14 +102,10 @@ size_t kvl_chains_bytes(const kvl_chains_config *config)
     return lay_out(&(kvl_chains){.c = *config}, NULL);
 }
 
-void kvl_chains_pass(kvl_chains *s)
-{
-    s->pass++;
-}
-
 void kvl_chains_born(kvl_chains *s, size_t cell)
 {
-    s->born[cell] = s->pass;
+    if (cell < (size_t)s->c.streams * s->c.cells)
+        s->born[cell] = ++s->tokens;
 }
 
 void kvl_chains_begin(kvl_chains *s)
@@ -320,13 +316,11 @@ static int change(kvl_chains *s, kvl_chain *h, const uint64_t *set, uint32_t cou
 {
     const uint32_t keep = kept(s, h, set);
     const int is_free = count <= s->c.budget;
-    if (keep < h->length && !is_free) {
+    if (!is_free)
         shorten(s, h, keep);
-        s->stats.cuts++;
-    }
     const uint32_t n = fresh_cells(s, h, set);
     uint32_t next = 0;
-    if (keep < h->length && is_free && !exchange(s, h, set, &next, n))
+    if (keep < h->length && !exchange(s, h, set, &next, n))
         return 0;
     for (; next < n; next++)
         if (!append(s, h, (uint32_t)s->fresh[next]))

@@ -46,9 +46,7 @@ size_t kvl_chains_bytes(const kvl_chains_config *config);
 
 /** Cells (stream * cells + cell) from @p first on of a layer were written. */
 void kvl_chains_wrote(kvl_chains *chains, uint32_t layer, size_t first, size_t end);
-/** A pass of the model begins to write. */
-void kvl_chains_pass(kvl_chains *chains);
-/** This pass puts a new token into a cell: later passes' tokens come later in new chains. */
+/** A cell got a new token: in new chains it comes after those that came before. */
 void kvl_chains_born(kvl_chains *chains, size_t cell);
 
 /** A call begins: chains found before it may change, those found from now on keep their cells. */
@@ -86,7 +84,7 @@ uint32_t kvl_chain_stale(kvl_chains *chains, const kvl_chain *chain, uint32_t la
 
 typedef struct kvl_chains_stats {
     uint32_t chains, blocks, blocks_max; /* in use */
-    uint64_t forks, cuts, dropped;
+    uint64_t forks, dropped;
 } kvl_chains_stats;
 const kvl_chains_stats *kvl_chains_stats_get(const kvl_chains *chains);
 

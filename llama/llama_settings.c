@@ -2,7 +2,7 @@
 
 /*
  * KVFERRY_LLAMA as settings. Names and ranges are rows of the library; the few of this plug-in are
- * below. Whether the values go together, the library says, by a plan for a layer of some model.
+ * below.
  *
  * Invariant: a word that means nothing is an error, never passed over.
  */
@@ -109,33 +109,6 @@ static int set(kvl_settings *settings, const char *name, char *value, char *erro
     return fault(error, "there is no setting ", name, "");
 }
 
-/* Do the values go together? The library says it of a layer of some model. */
-static int check(const kvl_settings *settings, char *error)
-{
-    kvf_error why;
-    kvf_runtime *runtime = NULL;
-    kvf_runtime_config rc = settings->runtime;
-    rc.threads = 1;
-    kvf_blocks_config c;
-    kvf_blocks_config_init(&c);
-    c.cache = settings->cache;
-    c.cache.layers = 1;
-    c.cache.query_heads = c.cache.kv_heads = 8;
-    c.cache.head_dim = 128;
-    c.cache.tokens_max = 1u << 20;
-    c.block_count = c.cache.tokens_max / c.block_tokens;
-    kvf_blocks_plan plan;
-    kvf_status status = kvf_runtime_open(&rc, &runtime, &why);
-    if (status == KVF_OK) {
-        status = kvf_blocks_plan_make(runtime, &c, &plan, &why);
-        kvf_runtime_close(runtime);
-        /* Memory is asked for when the model is known. */
-        if (status != KVF_INVALID && status != KVF_UNSUPPORTED)
-            return 1;
-    }
-    return fault(error, "", why.text, "");
-}
-
 int kvl_settings_read(const char *text, kvl_settings *settings, char *error)
 {
     memset(settings, 0, sizeof *settings);
@@ -163,6 +136,5 @@ int kvl_settings_read(const char *text, kvl_settings *settings, char *error)
         if (!set(settings, word, value, error))
             return 0;
     }
-    settings->cache.sequences_max = settings->rows;
-    return settings->off || check(settings, error);
+    return 1;
 }

@@ -13,7 +13,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "backend.h"
 #include "plugin.h"
 
 #define EXPORTED __attribute__((visibility("default")))
@@ -28,6 +27,8 @@ EXPORTED int kvferry_llama_load(void);
 #ifndef KVL_UNCOUNTED
 #define KVL_UNCOUNTED 0
 #endif
+
+enum { PLANNED = 6 }; /* numbers of a shape that a plan is asked for */
 
 static kvl_plugin the_plugin = {
     .lock = PTHREAD_MUTEX_INITIALIZER, .threads = 1, .no_counts = KVL_UNCOUNTED};
@@ -51,13 +52,43 @@ static gg_registry *refuse(const char *why)
     return NULL;
 }
 
+/* The plan of layers of one shape: how many, and the first numbers of a kvl_shape. */
+static kvf_status make_plan(const kvl_settings *settings, const uint32_t *shape, kvl_plan *plan,
+                            kvf_error *error)
+{
+    kvl_cache cache = {.layers = shape[0]};
+    memcpy(&cache.shape, shape + 1, PLANNED * sizeof *shape);
+    kvf_runtime *runtime = NULL;
+    kvf_status status = kvf_runtime_open(&settings->runtime, &runtime, error);
+    if (status == KVF_OK)
+        status = kvl_plan_make(runtime, settings, &cache, plan, error);
+    kvf_runtime_close(runtime);
+    return status;
+}
+
+/* Settings of a text. Whether they go together, the library says of a layer of some model. */
+static int read_settings(const char *text, kvl_settings *settings, char *why)
+{
+    static const uint32_t some[] = {1, 8, 8, 128, 128, 1 << 20, 1};
+    kvl_plan plan;
+    kvf_error error;
+    if (!kvl_settings_read(text, settings, why))
+        return 0;
+    const kvf_status status = settings->off ? KVF_OK : make_plan(settings, some, &plan, &error);
+    /* Memory is asked for when the model is known. */
+    if (status != KVF_INVALID && status != KVF_UNSUPPORTED)
+        return 1;
+    snprintf(why, KVL_SETTING_TEXT, "KVFERRY_LLAMA: %s", error.text);
+    return 0;
+}
+
 /* Under the lock. */
 static gg_registry *load(kvl_plugin *p, const void *inside)
 {
     char why[KVL_SETTING_TEXT] = "";
     if (p->is_loaded)
         return kvl_registry(&p->gg);
-    if (!kvl_settings_read(getenv("KVFERRY_LLAMA"), &p->settings, why))
+    if (!read_settings(getenv("KVFERRY_LLAMA"), &p->settings, why))
         return refuse(why);
     if (p->settings.off) {
         kvl_report("off\n");
@@ -91,27 +122,19 @@ const char *kvferry_llama_check_settings(const char *text)
 {
     static _Thread_local char why[KVL_SETTING_TEXT];
     kvl_settings settings;
-    return kvl_settings_read(text, &settings, why) ? NULL : why;
+    return read_settings(text, &settings, why) ? NULL : why;
 }
 
-/* Bytes of layers of one shape: layers, heads of queries and keys, widths of keys and values, cells
- * of a stream, streams; on the host, the device, in codes, of the plug-in's own, and blocks. */
-const char *kvferry_llama_plan(const char *settings, const uint32_t *shape, uint64_t *bytes)
+/* Bytes of layers: on the host, the device, in codes, of the plug-in's own; and blocks. */
+const char *kvferry_llama_plan(const char *text, const uint32_t *shape, uint64_t *bytes)
 {
     static _Thread_local char why[KVL_SETTING_TEXT];
-    kvl_settings said;
-    if (!kvl_settings_read(settings, &said, why))
-        return why;
-    kvl_cache cache = {.layers = shape[0]};
-    memcpy(&cache.shape, shape + 1, 6 * sizeof *shape);
+    kvl_settings settings;
     kvl_plan plan;
     kvf_error error;
-    kvf_runtime *runtime = NULL;
-    kvf_status status = kvf_runtime_open(&said.runtime, &runtime, &error);
-    if (status == KVF_OK)
-        status = kvl_plan_make(runtime, &said, &cache, &plan, &error);
-    kvf_runtime_close(runtime);
-    if (status != KVF_OK) {
+    if (!read_settings(text, &settings, why))
+        return why;
+    if (make_plan(&settings, shape, &plan, &error) != KVF_OK) {
         snprintf(why, sizeof why, "%s", error.text);
         return why;
     }

@@ -164,6 +164,11 @@ void kvl_close_all(kvl_plugin *p);
 /** Counts, with those of open caches. */
 kvl_counts kvl_counts_now(const kvl_plugin *p);
 
+/* backend.c */
+
+/** The registry that ggml gets: one accelerator device. Static; the same every time. */
+gg_registry *kvl_registry(const gg_api *gg);
+
 /* attention.c */
 
 typedef enum kvl_outcome { KVL_DONE, KVL_VERIFY, KVL_LEFT, KVL_FAILED } kvl_outcome;

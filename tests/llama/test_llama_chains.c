@@ -154,7 +154,6 @@ static uint64_t wander(uint32_t budget, int no_writes, uint64_t seed, int action
     for (int action = 0; action < actions; action++) {
         const uint32_t who = below(r, 8), what = below(r, 10);
         uint64_t *set = sets[who];
-        kvl_chains_pass(r->chains);
         if (what == 0) /* another sequence of the stream begins like this one */
             memcpy(sets[(who + STREAMS) % 8], set, sizeof sets[who]);
         else if (what == 1) /* cells go */
