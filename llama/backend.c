@@ -41,8 +41,8 @@ static int by_llama(kvl_plugin *p, instance *i, gg_tensor *node)
 
 /* ---- operations ---- */
 
-/* Cells of rows that were written. */
-static void count_rows(kvl_layer *l, const gg_tensor *node, int is_key)
+/* Rows were written: cells of a layer, and tokens that came. */
+static void wrote_rows(kvl_layer *l, const gg_tensor *node, int is_key)
 {
     const gg_tensor *rows = node->src[1];
     kvl_cache *c = l->cache;
@@ -82,7 +82,7 @@ static int write_cells(kvl_plugin *p, instance *i, gg_tensor *node)
     if (l && node->op != p->gg.op.set_rows)
         kvl_layer_wrote(l, 0, SIZE_MAX);
     else if (l)
-        count_rows(l, node, is_key);
+        wrote_rows(l, node, is_key);
     if (is_key && status == GG_SUCCESS && node->op == p->gg.op.set_rows)
         watch(p, l, (uint32_t)node->src[1]->ne[0]);
     pthread_mutex_unlock(&p->lock);
@@ -260,7 +260,7 @@ static bool takes_attention(kvl_plugin *p, const gg_tensor *op)
     return reason == KVL_SERVED || leave_alone(p, l, reason);
 }
 
-/* A write to cells is ours unless their attention is not: its counts are what proves a chain. */
+/* A write to cells is ours unless their attention is not: a chain is right because all are seen. */
 static bool takes_write(kvl_plugin *p, const gg_tensor *op)
 {
     const gg_tensor *keys = kvl_cache_tensor(op, 'k'), *values = kvl_cache_tensor(op, 'v');

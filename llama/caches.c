@@ -6,8 +6,8 @@
  *
  * Layers become known when the scheduler asks who computes their attention, which it does of whole
  * graphs before the first pass; a kvf_blocks is opened at the first step. From the first sight on
- * the functions of the buffer are ours: they raise counts of cells that are written by no operation
- * (a state that is loaded, a copy of a sequence, a clear), and forget tensors when the buffer goes.
+ * the functions of the buffer are ours: they see writes that are no operations (a state that is
+ * loaded, a copy of a sequence, a clear), and forget tensors when the buffer goes.
  *
  * Invariant: tensors of a kvl_layer are alive, because its buffer is.
  */
@@ -64,8 +64,8 @@ static void wrote(kvl_layer *l, const gg_tensor *of, const char *data, size_t by
     kvl_layer_wrote(l, from / of->nb[1], (from + bytes - 1) / of->nb[1] + 1);
 }
 
-/* The functions of a buffer before ours, after its cells were counted; NULL = all of them. */
-static gg_buffer_i counted(gg_buffer *buffer, const gg_tensor *tensor, size_t offset, size_t bytes)
+/* The functions of a buffer before ours; bytes of a tensor are to be written, or of NULL all. */
+static gg_buffer_i writing(gg_buffer *buffer, const gg_tensor *tensor, size_t offset, size_t bytes)
 {
     kvl_plugin *p = kvl_the_plugin();
     pthread_mutex_lock(&p->lock);
@@ -85,32 +85,32 @@ static gg_buffer_i counted(gg_buffer *buffer, const gg_tensor *tensor, size_t of
 static void set_tensor(gg_buffer *buffer, gg_tensor *tensor, const void *data, size_t offset,
                        size_t size)
 {
-    counted(buffer, tensor, offset, size).set_tensor(buffer, tensor, data, offset, size);
+    writing(buffer, tensor, offset, size).set_tensor(buffer, tensor, data, offset, size);
 }
 
 static void memset_tensor(gg_buffer *buffer, gg_tensor *tensor, uint8_t value, size_t offset,
                           size_t size)
 {
-    counted(buffer, tensor, offset, size).memset_tensor(buffer, tensor, value, offset, size);
+    writing(buffer, tensor, offset, size).memset_tensor(buffer, tensor, value, offset, size);
 }
 
 static void set_tensor_2d(gg_buffer *buffer, gg_tensor *tensor, const void *data, size_t offset,
                           size_t size, size_t copies, size_t stride_tensor, size_t stride_data)
 {
     const size_t bytes = copies ? (copies - 1) * stride_tensor + size : 0;
-    counted(buffer, tensor, offset, bytes)
+    writing(buffer, tensor, offset, bytes)
         .set_tensor_2d(buffer, tensor, data, offset, size, copies, stride_tensor, stride_data);
 }
 
 static bool cpy_tensor(gg_buffer *buffer, const gg_tensor *from, gg_tensor *to)
 {
     const size_t bytes = kvl_the_plugin()->gg.nbytes(to);
-    return counted(buffer, to, 0, bytes).cpy_tensor(buffer, from, to);
+    return writing(buffer, to, 0, bytes).cpy_tensor(buffer, from, to);
 }
 
 static void clear(gg_buffer *buffer, uint8_t value)
 {
-    counted(buffer, NULL, 0, 0).clear(buffer, value);
+    writing(buffer, NULL, 0, 0).clear(buffer, value);
 }
 
 /* The buffer has its own functions again, and nothing is known of it. */
@@ -144,16 +144,13 @@ static void free_buffer(gg_buffer *buffer)
 static void take_functions(gg_buffer_i *of)
 {
     /* ggml does without a function that a buffer lacks, by one that it has. */
-    if (of->set_tensor)
-        of->set_tensor = set_tensor;
-    if (of->memset_tensor)
-        of->memset_tensor = memset_tensor;
-    if (of->set_tensor_2d)
-        of->set_tensor_2d = set_tensor_2d;
-    if (of->cpy_tensor)
-        of->cpy_tensor = cpy_tensor;
-    if (of->clear)
-        of->clear = clear;
+#define TAKE(function) of->function = of->function ? function : NULL
+    TAKE(set_tensor);
+    TAKE(memset_tensor);
+    TAKE(set_tensor_2d);
+    TAKE(cpy_tensor);
+    TAKE(clear);
+#undef TAKE
 }
 
 static kvl_buffer *buffer_of(kvl_plugin *p, gg_buffer *buffer)
@@ -409,20 +406,15 @@ static kvf_status open_blocks(kvl_plugin *p, kvl_cache *c, kvl_plan *plan, kvf_e
 
 static void say_first(const kvl_cache *c, const kvl_plan *plan)
 {
-    const kvf_blocks_plan *memory = &plan->memory;
-    const kvl_shape *s = &c->shape;
-    const double mib = 1048576.0;
+    const double host = (double)plan->memory.host_bytes, codes = (double)plan->codes;
+    const double device = (double)plan->memory.device_bytes, mib = 1048576.0;
     char pages[32] = "native";
     if (plan->blocks.cache.pages)
         kvf_setting_show(kvl_setting_of("pages"), &plan->blocks.cache, pages, sizeof pages);
     kvl_say("serving %u of %u layers, %u cells of room, host %.0f MiB, device %.0f MiB, budget %u, "
-            "pages %s; heads=%u kv_heads=%u head_dim=%u layers=%u blocks=%u host=%.0f device=%.0f "
-            "codes=%.0f own=%.0f",
-            c->layers, c->layers, plan->blocks.block_count * KVL_BLOCK,
-            (double)memory->host_bytes / mib,
-            ((double)memory->device_bytes + (double)plan->codes) / mib, c->budget, pages,
-            s->query_heads, s->kv_heads, s->head_dim, c->layers, plan->blocks.block_count,
-            (double)memory->host_bytes, (double)memory->device_bytes, (double)plan->codes,
+            "pages %s; blocks=%u host=%.0f device=%.0f codes=%.0f own=%.0f",
+            c->layers, c->layers, plan->blocks.block_count * KVL_BLOCK, host / mib,
+            (device + codes) / mib, c->budget, pages, plan->blocks.block_count, host, device, codes,
             (double)plan->own);
 }
 

@@ -62,12 +62,18 @@ static uint32_t below(rig *r, uint32_t n)
     return kvf_random_below(&r->random, n);
 }
 
-static void write_cell(rig *r, size_t cell)
+static void write_cells(rig *r, size_t first, size_t end)
 {
     for (uint32_t l = 0; l < LAYERS; l++) {
-        kvl_chains_wrote(r->chains, l, cell, cell + 1);
-        r->writes[l][cell]++;
+        kvl_chains_wrote(r->chains, l, first, end);
+        for (size_t cell = first; cell < end && cell < STREAMS * CELLS; cell++)
+            r->writes[l][cell]++;
     }
+}
+
+static void write_cell(rig *r, size_t cell)
+{
+    write_cells(r, cell, cell + 1);
     kvl_chains_born(r->chains, cell);
 }
 
@@ -161,10 +167,13 @@ static uint64_t wander(uint32_t budget, int no_writes, uint64_t seed, int action
                 take(set, below(r, CELLS));
         else if (what == 2)
             memset(set, 0, sizeof sets[who]);
-        else if (what == 3) /* cells are written again */
+        else if (what == 3 && below(r, 4)) /* cells are written again, */
             for (uint32_t n = below(r, 40); n; n--)
                 write_cell(r, streams[who] * CELLS + below(r, CELLS));
-        else
+        else if (what == 3) { /* or many side by side, of both streams, beyond the last */
+            const size_t first = below(r, STREAMS * CELLS);
+            write_cells(r, first, first + below(r, CELLS));
+        } else
             for (uint32_t n = 1 + below(r, what == 4 ? 60 : 3), cell = below(r, CELLS); n; n--) {
                 cell = (cell + 1) % CELLS;
                 write_cell(r, streams[who] * CELLS + cell);
