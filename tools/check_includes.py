@@ -20,7 +20,7 @@ MODEL = ["runner/model/" + room for room in ("chat", "formats", "matrix", "token
 OFFLOAD = ["offload/" + room for room in ("base", "file", "device", "memory", "pages", "transfer",
                                           "measure")]
 # Rooms of the command, from below: each sees those before it.
-CLI = ["runner/cli/" + room for room in ("base", "output", "text", "prune", "run", "chat", "tune",
+CLI = ["runner/cli/" + room for room in ("base", "output", "text", "prune", "run", "tune",
                                           "bench", "plan", "cache", "info")]
 # Rooms of the core, from below: each sees those before it.
 CORE = ["runtime/" + room for room in ("handle", "cache", "launch", "select", "step", "prune",

@@ -153,7 +153,7 @@ def pack(into, built):
     if not built:
         say("building build-pack/ for sm_90")
         build(folder, ["-Dgpu_targets=90", "-Dnuma=disabled", "-Ddnnl=disabled",
-                       "-Dlibedit=disabled", "-Dinside_shared=true"], lambda: programs_to_carry(folder))
+                       "-Dinside_shared=true"], lambda: programs_to_carry(folder))
     elif not (folder / "build.ninja").exists():
         sys.exit("gpu: %s is no build folder" % folder)
     programs = [p for p in programs_to_carry(folder) if (folder / p).is_file()]

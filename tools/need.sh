@@ -27,7 +27,6 @@ build  h:dnnl.h                   libdnnl-dev
 build  pc:libpcre2-8              libpcre2-dev
 build  pc:libutf8proc             libutf8proc-dev
 build  pc:jansson                 libjansson-dev
-build  pc:libedit                 libedit-dev
 test   pc:cmocka                  libcmocka-dev
 test   py:numpy                   python3-numpy
 test   file:/usr/share/i18n/locales/ps_AF  locales

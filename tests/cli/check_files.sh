@@ -15,7 +15,7 @@ run="run --model $model --device host --threads 1 -n 2 --ignore-eos"
 before_the_prompt() { check "nothing was read before that" sh -c '! grep -q "^prefill" err'; }
 
 # what follows from the model is no option, of no command that runs one
-for command in run chat score; do
+for command in run score; do
     try 0 $command --help
     for option in layers query-heads kv-heads head-dim value-dim dtype softmax-scale sequences-max tokens-max \
         host-tokens-max prefill-chunk-max tokens-per-step-max observe-window; do

@@ -23,6 +23,5 @@ static int tell_absence(void)
     }
 
 ABSENT(run)
-ABSENT(chat)
 ABSENT(score)
 ABSENT(tune)

@@ -12,7 +12,6 @@
 
 #define CLI_COMMAND_LIST(X)                                                                        \
     X(run, "read a prompt, generate tokens, with the KV cache in host memory")                     \
-    X(chat, "talk with a model, the conversation staying in the KV cache")                         \
     X(score, "how well a model predicts a text, with the KV cache in host memory")                 \
     X(tune, "how to prune a model's prompts, and which heads are hot")                             \
     X(bench, "link: how fast scattered pages reach the device; disk: extents of a file;\n"         \

@@ -11,7 +11,6 @@
 
 #include "common/text.h"
 #include "json.h"
-#include "line_input.h"
 #include "linear.h"
 #include "matmul.h"
 #include "output.h"
@@ -49,7 +48,6 @@ static void describe_runner(cli_json *j)
     cli_json_bool(j, "bf16_in_hardware", kvf_matmul_bf16_native());
     cli_json_text(j, "matrix_vector_kernels", kvf_linear_kernels_choose(KVF_ISA_ALL)->name);
     cli_json_bool(j, "blocks_in_whole_numbers", kvf_whole_kernel_choose(KVF_ISA_ALL) != NULL);
-    cli_json_text(j, "line_editing", cli_line_editing());
     cli_json_text(j, "families",
                   "Llama-3, Mistral and Ministral, Qwen2.5, Qwen3, Qwen3-MoE, Gemma 3, gpt-oss");
     char plugin[4096];

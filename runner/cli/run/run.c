@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * `kvferry run` and its forms `score` and `chat`: open everything in the order in which it can
+ * `kvferry run` and its form `score`: open everything in the order in which it can
  * fail, cheapest first, so that a mistake is told before memory is reserved.
  *
  * It knows what depends on what. Invariant: whatever was opened is closed on every path, in

@@ -54,7 +54,6 @@ void cli_logprobs_free(cli_logprobs *logprobs);
 /* Time and counters of one question, or of the one continuation. */
 typedef struct cli_answer {
     uint32_t prompt_tokens; /* fed as decode steps */
-    uint32_t kept_tokens;   /* of a chat: what the cache had already */
     uint32_t generated;
     kvf_stop stop;
     bool interrupted;
@@ -246,13 +245,6 @@ void cli_rescore_write_all(cli_json *json, const cli_run *run);
 void cli_rescore_summary(const cli_run *run);
 void cli_rescore_free(cli_rescores *rescores);
 
-/** Print what follows from row 0 of the transformer's logits, at most @p tokens.
- * @param text       receives what was printed, freed with kvf_text_free; may be NULL
- * @param generated  receives the ids; may be NULL
- * @return KVF_OK also when interrupted */
-KVF_CHECKED kvf_status cli_run_answer(cli_run *run, kvf_sequence *sequence, uint32_t tokens,
-                                      kvf_text *text, kvf_token_ids *generated, kvf_error *error);
-
 /** The whole prompt; the logits of its last token become row 0 of the transformer's. @return KVF_OK
  * also when interrupted */
 KVF_CHECKED kvf_status cli_run_prefill(cli_run *run, kvf_error *error);
@@ -304,9 +296,6 @@ void cli_run_draft_close(cli_run *run);
 
 /** Settings, checked against model and prompt, into the cache's. Needs model, weights, prompt. */
 KVF_CHECKED kvf_status cli_run_prune_prepare(cli_run *run, kvf_error *error);
-/** Whether a prompt of so many tokens can be pruned; before the transformer is open, as far as is
- * known then. @return KVF_OK; what is wrong */
-KVF_CHECKED kvf_status cli_run_prune_check(const cli_run *run, uint32_t tokens, kvf_error *error);
 /** Chunks of a prefill. */
 void cli_run_prune_options(const cli_run *run, kvf_transformer_options *options);
 /** Tokens that go through all layers at once; 0 = layer by layer, or as the device likes it. */
@@ -345,10 +334,8 @@ bool cli_run_complete_step(cli_run *run);
 void cli_run_complete_beside(cli_run *run, double start_ms);
 /** All rows, or until Ctrl-C. */
 void cli_run_complete_all(cli_run *run);
-/** If no row is left, the sequence becomes whole; ids [count] are its tokens after the prompt. */
-void cli_run_complete_end(cli_run *run, const uint32_t *ids, uint32_t count);
-/** Before its sequence is destroyed. */
-void cli_run_complete_drop(cli_run *run);
+/** If no row is left, the prompt becomes whole. */
+void cli_run_complete_end(cli_run *run);
 void cli_run_complete_write(cli_json *json, const cli_run *run);
 
 /** A few lines on stderr. */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * `--retention complete`: what the deeper layers of a pruned prompt did not get is computed while
- * nobody waits, or for a share of the time.
+ * `--retention complete`: what the deeper layers of a pruned prompt did not get is computed after
+ * the first answer, or for a share of the time before.
  *
  * It knows when there is time, not what is computed. Invariant: an error or Ctrl-C ends the
  * completing and not the run; the sequence is then what pruning left.
@@ -123,14 +123,14 @@ void cli_run_complete_beside(cli_run *run, double start_ms)
     }
 }
 
-void cli_run_complete_end(cli_run *run, const uint32_t *ids, uint32_t count)
+void cli_run_complete_end(cli_run *run)
 {
     const double start = kvf_now_ms();
     if (!run->prune.completion || !kvf_completion_of(run->prune.completion) ||
         cli_run_complete_left(run) > 0)
         return;
     const kvf_status status = kvf_completion_end(run->prune.completion, run->transformer,
-                                                 run->cache, ids, count, run->stream);
+                                                 run->cache, NULL, 0, run->stream);
     run->prune.complete.ms += kvf_now_ms() - start;
     run->prune.complete.is_whole = status == KVF_OK;
     if (status != KVF_OK)
@@ -148,14 +148,6 @@ void cli_run_complete_all(cli_run *run)
         cli_progress_at(&progress, all - cli_run_complete_left(run));
     cli_progress_end(&progress);
     run->interrupted = cli_interrupted();
-}
-
-void cli_run_complete_drop(cli_run *run)
-{
-    if (!run->prune.completion)
-        return;
-    (void)!kvf_stream_wait(run->stream);
-    kvf_completion_drop(run->prune.completion, run->transformer);
 }
 
 void cli_run_complete_write(cli_json *j, const cli_run *run)

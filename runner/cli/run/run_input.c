@@ -173,8 +173,6 @@ kvf_status cli_run_read_input(cli_run *run, kvf_error *error)
     if (o->ask_file)
         KVF_TRY(
             cli_questions_read(o->ask_file, &run->model, run->tokenizer, &run->questions, error));
-    if (o->interactive)
-        return cli_run_prune_prepare(run, error);
     if (o->text_file)
         KVF_TRY(cli_text_read(o->text_file, &run->model, run->tokenizer, &run->scored.text, error));
     KVF_TRY(cli_prompt_read(o, &run->model, run->tokenizer,

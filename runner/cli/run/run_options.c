@@ -165,13 +165,6 @@ static const cli_option of_extending[] = {
      .absent = "sparse for questions of --ask, dense after --load"},
 };
 
-static const cli_option of_turns[] = {
-    {.is = {"extend", KVF_SETTING_NAME, FIELD(extend), .names = extends,
-            .meaning = "how turns after the first are read: sparse = as steps, up to 16 tokens in "
-                       "one, each of which selects; dense = as a prompt"},
-     .absent = "dense"},
-};
-
 static const char *const chat_formats[] = {"model", KVF_CHAT_FORMAT_LIST(CLI_CHAT_NAME) NULL};
 static const char *const thinking[] = {"default", "on", "off", NULL};
 
@@ -206,12 +199,6 @@ static const cli_option of_context[] = {
     {.is = {"context", WHOLE, FIELD(context_tokens), .low = 1, .high = 1 << 30,
             .meaning = "tokens to reserve memory for"},
      .absent = "what the prompt and what follows it need"},
-};
-
-static const cli_option of_conversation[] = {
-    {.is = {"context", WHOLE, FIELD(context_tokens), .low = 64, .high = 1 << 30,
-            .meaning = "tokens that the conversation may have"},
-     .absent = "8192, or as many as the model was made for"},
 };
 
 static const cli_option of_sampling[] = {
@@ -256,8 +243,8 @@ static const cli_option of_plan[] = {
 static const cli_option of_completing[] = {
     {.is = {"complete-share", KVF_SETTING_REAL, FIELD(complete_share), .high = 1,
             .meaning =
-                "share of the time of an answer for what --retention complete has left; 0 = none, "
-                "only while nobody waits"},
+                "share of the time of an answer for what --retention complete has left; 0 = all of "
+                "it follows the first answer"},
      .argument = "R"},
 };
 
@@ -266,9 +253,8 @@ static const char *batch_problem(const cli_command *command, const cli_run_optio
 {
     const bool has_prompt = o->prompt || o->prompt_file || o->token_ids_file;
     if (!o->prompts_file && !o->samples && !o->answers_file) {
-        const bool has_lines = !o->interactive;
-        if (has_lines && (cli_option_find(command, "batch")->given || o->memory_bytes ||
-                          cli_option_find(command, "logprobs")->given))
+        if (cli_option_find(command, "batch")->given || o->memory_bytes ||
+            cli_option_find(command, "logprobs")->given)
             return "--batch, --memory and --logprobs belong to --prompts, --samples or --answers";
         return NULL;
     }
@@ -298,9 +284,8 @@ static const char *completing_problem(const cli_run_options *o)
     if ((o->draft_tokens || o->draft_model) && o->complete_share > 0.0)
         return "--complete-share computes between tokens, of which --draft has several in a step; "
                "leave one of them out";
-    if (!o->ask_file && !o->interactive)
-        return "--retention complete computes between questions what it left out; give --ask, or "
-               "use kvferry chat";
+    if (!o->ask_file)
+        return "--retention complete computes between questions what it left out; give --ask";
     return NULL;
 }
 
@@ -348,7 +333,7 @@ static bool check_together(const cli_command *command, const cli_run_options *o)
     else if (o->load_file && o->prompts_file && cli_chat_wanted(&o->chat))
         problem =
             "--load with --prompts goes on from what was saved, as plain text; leave --chat out";
-    else if (o->extend && !o->ask_file && !o->load_file && !o->interactive)
+    else if (o->extend && !o->ask_file && !o->load_file)
         problem = "--extend says how tokens after a prompt are read that is there; give --ask or "
                   "--load";
     else if (o->reselect && !o->load_file)
@@ -374,14 +359,6 @@ static void set_score_defaults(void *options)
 {
     set_defaults(options);
     ((cli_run_options *)options)->tokens = 0;
-}
-
-static void set_chat_defaults(void *options)
-{
-    cli_run_options *o = options;
-    set_defaults(options);
-    o->tokens = 1024;
-    o->interactive = o->chat.chat = true;
 }
 
 #define ADD(command, rows) cli_add(command, rows, sizeof(rows) / sizeof *(rows), 0)
@@ -457,35 +434,6 @@ int cli_run_options_parse(int argc, char **argv, cli_command *c, cli_run_options
     add_prune(c);
     ADD(c, of_completing);
     add_mask(c);
-    return parse(c, argc, argv, out);
-}
-
-int cli_chat_options_parse(int argc, char **argv, cli_command *c, cli_run_options *out)
-{
-    c->name = "chat";
-    c->usage =
-        "usage: kvferry chat --model DIR [OPTION...]\n\n"
-        "Talk with a model. The conversation stays in the KV cache, so a turn reads only what "
-        "is new.\nA line is a message; one that ends with \\ goes on in the next line. Ctrl-C "
-        "stops an answer;\n/clear begins anew, /exit or Ctrl-D ends.";
-    c->stray = "messages are typed, or come from standard input";
-    c->defaults = set_chat_defaults;
-    cli_heading(c, "Input:");
-    ADD(c, of_model);
-    ADD(c, of_length);
-    ADD(c, of_draft);
-    ADD(c, of_conversation);
-    ADD(c, of_turns);
-    cli_heading(c, "Chat:");
-    ADD(c, of_format);
-    add_cache(c);
-    cli_heading(c, "Sampling:");
-    ADD(c, of_sampling);
-    cli_heading(c, "Output:");
-    ADD(c, of_statistics);
-    ADD(c, of_plan);
-    add_prune(c);
-    ADD(c, of_completing);
     return parse(c, argc, argv, out);
 }
 

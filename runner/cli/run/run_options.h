@@ -3,7 +3,7 @@
 #define KVF_CLI_RUN_OPTIONS_H
 
 /*
- * The command lines of `kvferry run`, `kvferry score` and `kvferry chat`.
+ * The command lines of `kvferry run` and `kvferry score`.
  *
  * It knows rows, not models. Invariant: options that were parsed are in their ranges, and whatever
  * depends on the model or the machine is left to those who know them.
@@ -24,7 +24,7 @@ typedef enum cli_extend {
 
 typedef struct cli_run_options {
     const char *model;
-    const char *prompt; /* exactly one of these three, or none: standard input or `chat` */
+    const char *prompt; /* exactly one of these three, or none: standard input */
     const char *prompt_file;
     const char *token_ids_file;
     const char *ask_file;     /* NULL = one continuation of the prompt */
@@ -51,7 +51,6 @@ typedef struct cli_run_options {
     cli_stop_texts stop;
     bool dry_run;
     bool ignore_eos;
-    bool interactive; /* `chat` */
     kvf_sampling_config sampling;
     kvf_runtime_config runtime;
     kvf_cache_config cache; /* geometry and tokens_max are not set */
@@ -60,7 +59,6 @@ typedef struct cli_run_options {
 } cli_run_options;
 
 /** @return -1 to go on, else the exit status */
-int cli_chat_options_parse(int argc, char **argv, cli_command *command, cli_run_options *out);
 int cli_run_options_parse(int argc, char **argv, cli_command *command, cli_run_options *out);
 int cli_score_options_parse(int argc, char **argv, cli_command *command, cli_run_options *out);
 

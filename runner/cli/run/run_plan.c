@@ -23,8 +23,6 @@
 /* Tokens of a step with drafts, of all answers together: as many as weights that are widened once
  * meet. */
 #define DRAFT_ROWS       16u
-/* Tokens of a conversation, where nothing else is asked for. */
-#define CHAT_TOKENS      8192u
 
 static bool is_on_gpu(const kvf_runtime *runtime)
 {
@@ -83,14 +81,11 @@ static uint32_t context_of(const cli_run *run)
         return run->options.context_tokens;
     if (run->batch.rows)
         return run->jobs.most;
-    return run->options.interactive ? kvf_min_u32(CHAT_TOKENS, run->model.positions_max)
-                                    : cli_run_tokens_needed(run);
+    return cli_run_tokens_needed(run);
 }
 
 uint32_t cli_run_prompt_tokens(const cli_run *run)
 {
-    if (run->options.interactive)
-        return context_of(run);
     return run->batch.rows ? run->jobs.longest : (uint32_t)run->prompt.count;
 }
 
@@ -211,8 +206,8 @@ static kvf_status plan_rows(cli_run *run, kvf_error *error)
     /* Patched, the prompt's last tokens come after every chunk for a while. */
     if (run->options.prune.values.config.eviction == KVF_EVICTION_PATCHED)
         c->tokens_max += run->prune.config.chunk_queries;
-    if (run->options.ask_file || run->options.interactive) {
-        /* The document or the conversation, and one fork at a time with its own window and answer,
+    if (run->options.ask_file) {
+        /* The document, and one fork at a time with its own window and answer,
          * each in blocks of 64 tokens at most. */
         c->sequences_max = 2;
         c->host_tokens_max = (uint64_t)c->tokens_max + run->questions.longest +

@@ -64,7 +64,9 @@ static uint32_t queries_observed(const kvf_prune_config *config)
                : window;
 }
 
-kvf_status cli_run_prune_check(const cli_run *run, uint32_t tokens, kvf_error *error)
+/* Whether a prompt of so many tokens can be pruned; before the transformer is open, as far as is
+ * known then. */
+static kvf_status check_prompt(const cli_run *run, uint32_t tokens, kvf_error *error)
 {
     const kvf_prune_config *config = &run->prune.config;
     const kvf_prune_shape shape = {
@@ -89,9 +91,9 @@ static kvf_status check_prompts(const cli_run *run, kvf_error *error)
     const cli_jobs *jobs = &run->jobs;
     kvf_error why = {0};
     if (!run->options.prompts_file)
-        return cli_run_prune_check(run, cli_run_prompt_tokens(run), error);
+        return check_prompt(run, cli_run_prompt_tokens(run), error);
     for (uint32_t i = 0; i < jobs->count; i++) {
-        const kvf_status status = cli_run_prune_check(run, jobs->prompts[i].count, &why);
+        const kvf_status status = check_prompt(run, jobs->prompts[i].count, &why);
         if (status != KVF_OK)
             return model_fail(error, status, "%.200s: line %llu: %s", run->options.prompts_file,
                               (unsigned long long)jobs->jobs[i].line, why.text);

@@ -327,16 +327,12 @@ static const char *stop_name(const cli_run *run, const cli_answer *answer)
 
 static void write_answers(cli_json *j, const cli_run *run)
 {
-    cli_json_array(j, run->options.interactive ? "turns" : "questions");
+    cli_json_array(j, "questions");
     for (uint32_t i = 0; i < run->answers.count; i++) {
         const cli_answer *a = &run->answers.of[i];
         step_times t = times_of(run->steps.ms + a->first_step, a->steps);
         cli_json_object(j, NULL);
         cli_json_integer(j, "prompt_tokens", a->prompt_tokens);
-        if (run->options.interactive) {
-            cli_json_integer(j, "kept_tokens", a->kept_tokens);
-            cli_json_text(j, "stop", stop_name(run, a));
-        }
         cli_json_integer(j, "generated_tokens", a->generated);
         cli_json_real(j, "ttft_ms", a->first_ms);
         cli_json_integer(j, "decode_steps", a->steps);
@@ -387,9 +383,8 @@ static void write_all(cli_json *j, const cli_run *run)
     cli_json_text(j, "kvferry", kvf_version());
     cli_json_text(j, "model", run->options.model);
     cli_json_text(j, "family", run->model.architecture->family);
-    if (!run->options.interactive)
-        cli_json_integer(j, "prompt_tokens",
-                         run->options.prompts_file ? run->jobs.ids.count : run->prompt.count);
+    cli_json_integer(j, "prompt_tokens",
+                     run->options.prompts_file ? run->jobs.ids.count : run->prompt.count);
     if (run->loaded.tokens) {
         cli_json_integer(j, "loaded_tokens", run->loaded.tokens);
         cli_json_real(j, "restore_ms", run->loaded.ms);
@@ -425,7 +420,7 @@ static void write_all(cli_json *j, const cli_run *run)
     write_memory(j, run);
     cli_run_prune_write(j, run);
     write_settings(j, run);
-    if (run->options.ask_file || run->options.interactive)
+    if (run->options.ask_file)
         write_answers(j, run);
     if (run->options.text_file)
         write_losses(j, run);

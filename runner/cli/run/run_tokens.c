@@ -18,7 +18,6 @@
 /* Where tokens go. */
 typedef struct outlet {
     cli_run *run;
-    kvf_token_ids *generated; /* may be NULL */
     cli_printer printer;
     cli_progress progress;
     double start_ms;
@@ -41,8 +40,6 @@ static bool on_token(void *user, uint32_t id, const float *logits)
     cli_output_write(&run->outputs.ids, number, (size_t)size);
     if (logits)
         cli_output_write(&run->outputs.logits, logits, run->model.vocab_size * sizeof *logits);
-    if (o->generated && kvf_token_ids_push(o->generated, id, NULL) != KVF_OK)
-        o->printer.failed = true;
     cli_progress_pace(&o->progress, ++o->count, o->start_ms);
     cli_progress_at(&o->progress, o->count);
     if (o->count > 1)
@@ -65,20 +62,20 @@ kvf_stats cli_stats_between(const kvf_stats *before, const kvf_stats *after)
     return d;
 }
 
-kvf_status cli_run_answer(cli_run *run, kvf_sequence *sequence, uint32_t tokens, kvf_text *text,
-                          kvf_token_ids *generated, kvf_error *error)
+/* Print what follows from row 0 of the transformer's logits. @return KVF_OK also when interrupted
+ */
+static kvf_status answer(cli_run *run, kvf_sequence *sequence, kvf_error *error)
 {
+    const uint32_t tokens = run->options.tokens;
     cli_answer *a = &run->answers.of[run->answers.count];
     *a = (cli_answer){.first_step = run->steps.count};
     kvf_stats before, after;
     kvf_cache_stats(run->cache, &before);
     outlet o = {.run = run,
-                .generated = generated,
                 .printer = {.tokenizer = run->tokenizer,
                             .ends = run->end_ids,
                             .end_count = run->options.ignore_eos ? 0 : run->end_count,
-                            .one_line = run->options.ask_file,
-                            .copy = text}};
+                            .one_line = run->options.ask_file}};
     cli_printer_begin(&o.printer, &run->options.stop);
     o.start_ms = kvf_now_ms();
     if (!isatty(STDOUT_FILENO)) /* where the tokens are what is seen */
@@ -139,7 +136,7 @@ static kvf_status ask(cli_run *run, kvf_sequence *fork, const uint32_t *ids, uin
     if (run->draft.of)
         kvf_draft_see(run->draft.of, ids, count);
     const double read_ms = kvf_now_ms() - start;
-    const kvf_status status = cli_run_answer(run, fork, run->options.tokens, NULL, NULL, error);
+    const kvf_status status = answer(run, fork, error);
     cli_answer *a = &run->answers.of[run->answers.count - 1];
     kvf_cache_stats(run->cache, &after);
     a->stats = cli_stats_between(&before, &after);
@@ -170,7 +167,7 @@ static kvf_status ask_all(cli_run *run, kvf_error *error)
             return status;
         if (i == 0 && run->questions.count > 1 && !run->interrupted) {
             cli_run_complete_all(run);
-            cli_run_complete_end(run, NULL, 0);
+            cli_run_complete_end(run);
         }
     }
     return KVF_OK;
@@ -268,5 +265,5 @@ kvf_status cli_run_generate(cli_run *run, kvf_error *error)
         kvf_draft_see(run->draft.of, run->prompt.ids, run->prompt.count);
     return run->options.ask_file
                ? ask_all(run, error)
-               : cli_run_answer(run, run->sequence, run->options.tokens, NULL, NULL, error);
+               : answer(run, run->sequence, error);
 }
