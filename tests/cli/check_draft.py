@@ -1,14 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""`kvferry run --draft` and `--draft-model` from outside: the ids are those without drafts, greedy or
-drawn, under every selection that can take tokens back; what drafts were worth is told; what cannot be
-is refused.
+"""`kvferry run --draft` from outside: the ids are those without drafts, greedy or drawn, under every
+selection that can take tokens back; what drafts were worth is told; what cannot be is refused.
 
 usage: check_draft.py KVFERRY RECALL_MODEL
 """
 import json
-import os
-import shutil
 import sys
 
 from chat_model import run_checks
@@ -100,53 +97,6 @@ def check_batches(chat):
                len(values) == 2 * len(jobs), values[0], values[len(jobs)])
 
 
-def draft_folder(chat, layers, words=None):
-    """The recall model with fewer layers, which guesses little that is right; or with other words."""
-    folder = os.path.join(chat.folder, "draft%d" % layers)
-    os.makedirs(folder, exist_ok=True)
-    for name in ("model.safetensors", "tokenizer.json"):
-        if not os.path.exists(os.path.join(folder, name)):
-            shutil.copy(os.path.join(chat.folder, name), folder)
-    if words:
-        with open(os.path.join(folder, "tokenizer.json"), encoding="utf-8") as f:
-            text = f.read()
-        with open(os.path.join(folder, "tokenizer.json"), "w", encoding="utf-8") as f:
-            f.write(text.replace('"%s"' % words[0], '"%s"' % words[1]))
-    chat.save(os.path.join(folder, "config.json"), dict(chat.read("config.json"), num_hidden_layers=layers))
-    return folder
-
-
-def check_models(chat):
-    """The model itself, which is always right where nothing is drawn, and one that seldom is."""
-    chat.write()
-    ask = chat.save("ask.txt", "question the code of alice\nthe code of\n")
-    whole, part = draft_folder(chat, 4), draft_folder(chat, 2)
-    for options in ((), DRAWS, ("--select", "quest"), ("--ask", ask), ("--prune", "snapkv"),
-                    ("--ask", ask, "--extend", "dense"), ("--context", "900", "--threads", "1")):
-        prompt = ("--prompt", PROMPTS[0], "-n", "30")
-        one, plain = ids_of(chat, *prompt, *options)
-        for folder in (whole, part):
-            got, told = ids_of(chat, *prompt, "--draft-model", folder, *options)
-            chat.check("%s gives the same ids, %s" % (folder, options), got == one and len(one) >= 30,
-                       got, one)
-            is_sure = folder == whole and options in ((), ("--context", "900", "--threads", "1"))
-            chat.check("figures agree, %s" % (options,), told["draft_model"] == folder and
-                       told["drafted_tokens"] > 9 and
-                       (told["accepted_tokens"] == told["drafted_tokens"] if is_sure else
-                        told["accepted_tokens"] <= told["drafted_tokens"]) and
-                       told["decode_steps"] + told["accepted_tokens"] == plain["decode_steps"], told)
-    other = draft_folder(chat, 4, ("tiger", "tigress"))
-    for options, text, status in (
-            (("--draft-model", other), "the model's is 'tiger'", 1),
-            (("--draft-model", whole, "--draft", "ngram"), "only one of --draft and", 2),
-            (("--draft-model", whole, "--samples", "2"), "leave --prompts and --samples out", 2),
-            (("--draft-model", os.path.join(chat.folder, "none")), "none", 1)):
-        _, told = chat.run("--prompt", "the code", "-n", "4", *options, status=status)
-        chat.check("%s is refused by name" % (options,), text in told, told)
-    _, told = chat.run("--prompt", "the code", "--draft-model", part, "--dry-run")
-    chat.check("the plan has it", "draft model" in told, told)
-
-
 def check_refused(chat):
     for options, text, status in (
             (("--draft", "ngram:16"), "ngram:N", 2), (("--draft", "ngram:0"), "ngram:N", 2),
@@ -157,4 +107,4 @@ def check_refused(chat):
 
 
 if __name__ == "__main__":
-    sys.exit(run_checks(check_same, check_questions, check_batches, check_models, check_refused))
+    sys.exit(run_checks(check_same, check_questions, check_batches, check_refused))

@@ -78,8 +78,6 @@ try 1 run --model some --token-ids ids --head-mask some.tsv
 says '--head-mask some.tsv is not supported for a model whose layers attend to a window of 48 tokens'
 try 1 run --model some --token-ids ids --draft ngram
 says '--draft takes tokens back, and layers with a window of 48 tokens'
-try 1 run --model "$model" --token-ids ids --draft-model some
-says '--draft-model some has layers with a window of 48 tokens'
 try 1 tune --model some --text ids --out tuned.json
 says 'some has layers with a window of 48 tokens'
 told

@@ -76,24 +76,15 @@ static void prune(runner *r)
     r->session.prune = rig_open_prune(&r->rig, &config);
 }
 
-/* Tokens of the prompt from `first` on. */
-static void read_from(runner *r, uint32_t first)
+static void read_prompt(runner *r)
 {
     const rig_prompt b = one_prompt(1, GIVEN);
     kvf_error error;
     kvf_stop stop;
-    const kvf_prefill_request request = {.sequence = r->sequence,
-                                         .ids = b.ids + first,
-                                         .count = GIVEN - first,
-                                         .wants_logits = true};
-    model_rig_must(&r->rig, kvf_generate_prefill(&r->session, &request, &stop, &error), "prefill");
-}
-
-static void read_prompt(runner *r)
-{
-    const rig_prompt b = one_prompt(1, GIVEN);
     model_rig_must(&r->rig, kvf_sequence_create(r->rig.cache, &r->sequence), "kvf_sequence_create");
-    read_from(r, 0);
+    const kvf_prefill_request request = {
+        .sequence = r->sequence, .ids = b.ids, .count = GIVEN, .wants_logits = true};
+    model_rig_must(&r->rig, kvf_generate_prefill(&r->session, &request, &stop, &error), "prefill");
     kvf_sampler_see(r->sampler, 0, b.ids, GIVEN);
 }
 
@@ -320,87 +311,30 @@ static void drafts_change_no_token(void **state)
     assert_true(wrong > 0);
 }
 
-/* The model itself guesses: all is right where it takes the likeliest token, else little. */
-static void check_model(const kvf_sampling_config *config, bool is_right)
-{
-    uint32_t want[TOKENS];
-    runner r;
-    const rig_prompt b = one_prompt(1, GIVEN);
-    kvf_sequence *aside = NULL;
-    kvf_draft_model *model = NULL;
-    kvf_error error;
-    plain_answer(config, false, want);
-    runner_open(&r, config);
-    read_prompt(&r);
-    model_rig_must(&r.rig, kvf_sequence_create(r.rig.cache, &aside), "kvf_sequence_create");
-    r.session.step_tokens = BATCH;
-    model_rig_must(&r.rig,
-                   kvf_draft_model_create(&r.session, aside, VOCAB, GIVEN + TOKENS, &model, &error),
-                   "kvf_draft_model_create");
-    model_rig_must(&r.rig, kvf_draft_create(BATCH - 1, GIVEN + TOKENS, &r.draft, &error), "draft");
-    kvf_draft_ask(r.draft, kvf_draft_model_guess, model);
-    for (uint32_t round = 0; round < 2; round++) { /* the second on a cut prompt */
-        kvf_sampler_forget(r.sampler, 0);
-        model_rig_must(&r.rig, kvf_sampler_begin(r.sampler, 0, config, &error), "begin");
-        kvf_sampler_see(r.sampler, 0, b.ids, GIVEN);
-        kvf_draft_cut(r.draft, 0);
-        kvf_draft_see(r.draft, b.ids, GIVEN);
-        r.count = 0;
-        assert_int_equal(answer(&r, TOKENS, true, NULL), KVF_STOP_LENGTH);
-        assert_memory_equal(r.ids, want, sizeof want);
-        model_rig_must(&r.rig,
-                       kvf_sequence_truncate(r.rig.cache, r.sequence, GIVEN - 1, r.rig.stream),
-                       "kvf_sequence_truncate");
-        read_from(&r, GIVEN - 1);
-    }
-    assert_true(r.drafted > TOKENS / 2);
-    assert_true(is_right ? r.accepted == r.drafted : r.accepted < r.drafted);
-    kvf_transformer_forget(r.rig.transformer);
-    kvf_sequence_destroy(aside);
-    kvf_draft_model_destroy(model);
-    runner_close(&r);
-}
-
-static void a_model_drafts(void **state)
-{
-    const kvf_sampling_config drawn = warm(7);
-    kvf_sampling_config greedy;
-    kvf_sampling_config_init(&greedy);
-    check_model(&greedy, true);
-    check_model(&drawn, false);
-}
-
-static uint32_t guesses(const kvf_draft *d, uint32_t most, uint32_t *ids)
-{
-    uint32_t count = 99;
-    assert_int_equal(kvf_draft_guess(d, most, ids, &count, NULL), KVF_OK);
-    return count;
-}
-
 /* Its guesses follow from the ids that it has seen. */
 static void a_draft_looks_back(void **state)
 {
     kvf_draft *d = NULL;
     uint32_t ids[KVF_DRAFT_MAX];
     assert_int_equal(kvf_draft_create(4, 20, &d, NULL), KVF_OK);
-    assert_int_equal(guesses(d, 4, ids), 0);
+    assert_int_equal(kvf_draft_guess(d, 4, ids), 0);
     kvf_draft_see(d, (const uint32_t[]){9, 1, 2, 3, 4, 5, 8, 2, 3, 6, 7}, 11);
-    assert_int_equal(guesses(d, 4, ids), 0);
+    assert_int_equal(kvf_draft_guess(d, 4, ids), 0);
     kvf_draft_see(d, (const uint32_t[]){2, 3}, 2); /* the newest place wins, half as long */
-    assert_int_equal(guesses(d, 4, ids), 2);
+    assert_int_equal(kvf_draft_guess(d, 4, ids), 2);
     assert_int_equal(ids[0], 6);
-    assert_int_equal(guesses(d, 1, ids), 1);
+    assert_int_equal(kvf_draft_guess(d, 1, ids), 1);
     kvf_draft_learn(d, 2, 2);
-    assert_int_equal(guesses(d, 9, ids), 4);
+    assert_int_equal(kvf_draft_guess(d, 9, ids), 4);
     assert_memory_equal(ids, ((const uint32_t[]){6, 7, 2, 3}), 16);
     kvf_draft_learn(d, 4, 0);
-    assert_int_equal(guesses(d, 9, ids), 1);
+    assert_int_equal(kvf_draft_guess(d, 9, ids), 1);
     kvf_draft_cut(d, 11);
     kvf_draft_see(d, (const uint32_t[]){1, 2, 3}, 3); /* more of the newest ids agree there */
-    assert_int_equal(guesses(d, 9, ids), 2);
+    assert_int_equal(kvf_draft_guess(d, 9, ids), 2);
     assert_memory_equal(ids, ((const uint32_t[]){4, 5}), 8);
     kvf_draft_see(d, (const uint32_t[]){0, 0, 0, 0, 0, 0, 0, 0}, 8); /* no room for the last two */
-    assert_int_equal(guesses(d, 9, ids), 1);
+    assert_int_equal(kvf_draft_guess(d, 9, ids), 1);
     kvf_draft_destroy(d);
 }
 
@@ -577,6 +511,6 @@ static void answers_of_a_batch_are_single_runs(void **state)
 int main(void)
 {
     return unit_run(an_answer_in_parts_is_one_answer, given_tokens_share_steps,
-                    drafts_change_no_token, a_draft_looks_back, a_model_drafts,
-                    answers_of_a_batch_are_single_runs, answers_go_on_while_a_prompt_is_read);
+                    drafts_change_no_token, a_draft_looks_back, answers_of_a_batch_are_single_runs,
+                    answers_go_on_while_a_prompt_is_read);
 }

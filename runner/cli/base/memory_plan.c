@@ -32,8 +32,7 @@ static uint64_t device_bytes(const cli_memory_plan *plan)
 {
     const kvf_cache_plan *c = &plan->cache;
     return plan->weight_bytes + plan->runner_bytes + c->device_kv_bytes + c->device_digest_bytes +
-           c->device_table_bytes + plan->prune_device_bytes +
-           (plan->draft && plan->on_gpu ? device_bytes(plan->draft) : 0);
+           c->device_table_bytes + plan->prune_device_bytes;
 }
 
 uint64_t cli_memory_plan_total(const cli_memory_plan *plan)
@@ -41,8 +40,7 @@ uint64_t cli_memory_plan_total(const cli_memory_plan *plan)
     const kvf_cache_plan *c = &plan->cache;
     const uint64_t host =
         c->host_kv_bytes + c->host_staging_bytes + c->host_table_bytes + plan->prune_host_bytes;
-    return host + (plan->on_gpu ? plan->own_bytes : device_bytes(plan)) +
-           (plan->draft ? cli_memory_plan_total(plan->draft) : 0);
+    return host + (plan->on_gpu ? plan->own_bytes : device_bytes(plan));
 }
 
 static void print_row(FILE *file, const char *name, uint64_t bytes, const char *note)
@@ -83,9 +81,6 @@ void cli_memory_plan_print(const cli_memory_plan *plan, FILE *file)
                   "scores, choices and state");
     if (plan->hidden_disk_bytes)
         print_row(file, "hidden states on disk", plan->hidden_disk_bytes, "in a private file");
-    if (plan->draft)
-        print_row(file, "draft model", cli_memory_plan_total(plan->draft),
-                  plan->on_gpu ? "on the host" : "all of it");
     if (plan->on_gpu)
         print_row(file, "total on the device", device_bytes(plan), "");
     print_row(file, plan->on_gpu ? "total on the host" : "total", cli_memory_plan_total(plan), "");

@@ -22,11 +22,10 @@ typedef struct cli_memory_plan {
     kvf_cache_plan cache;
     uint64_t prune_device_bytes, prune_host_bytes; /* of a pruner; 0 = there is none */
     uint64_t hidden_disk_bytes; /* of hidden states that wait in a file; 0 = there is none */
-    const struct cli_memory_plan *draft; /* of a model that guesses, or NULL */
-    uint64_t available_bytes;            /* UINT64_MAX = not known */
-    const char *available_by;            /* who sets that limit */
-    uint64_t may_come_bytes; /* more than is available may be tried up to here; 0 = never */
-    bool on_gpu;             /* weights, runner and device parts are not in host memory */
+    uint64_t available_bytes;   /* UINT64_MAX = not known */
+    const char *available_by;   /* who sets that limit */
+    uint64_t may_come_bytes;    /* more than is available may be tried up to here; 0 = never */
+    bool on_gpu;                /* weights, runner and device parts are not in host memory */
 } cli_memory_plan;
 
 /** Fill in what this process may still take, and who says so. */

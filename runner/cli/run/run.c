@@ -146,7 +146,7 @@ static kvf_status open_machine(cli_run *run, kvf_error *error)
         .chunk = cli_run_prune_chunk(run),
         .step_tokens = run->options.cache.tokens_per_step_max,
     };
-    return cli_run_draft_open(run, error);
+    return KVF_OK;
 }
 
 static bool open_outputs(cli_run *run)
@@ -169,7 +169,6 @@ static void close_run(cli_run *run)
     if (run->transformer)
         kvf_transformer_forget(run->transformer);
     cli_run_complete_close(run);
-    cli_run_draft_close(run);
     kvf_sequence_destroy(run->sequence);
     cli_run_prune_close(run);
     kvf_cache_close(run->cache);

@@ -5,9 +5,9 @@
 /*
  * `kvferry run` and `kvferry score`: what their files share.
  *
- * run.c opens and closes, run_input.c reads, run_plan.c says what it will take, run_draft.c has a
- * model that guesses, run_prune.c prunes, run_tokens.c generates, run_batch.c generates many
- * answers at once, run_score.c scores a text or answers, run_report.c tells.
+ * run.c opens and closes, run_input.c reads, run_plan.c says what it will take, run_prune.c prunes,
+ * run_tokens.c generates, run_batch.c generates many answers at once, run_score.c scores a text or
+ * answers, run_report.c tells.
  * Invariant: a run that is zero or half open can be closed.
  */
 
@@ -106,23 +106,9 @@ typedef struct cli_complete {
     bool is_whole;
 } cli_complete;
 
-/* A model that guesses what the other one says. */
-typedef struct cli_draft_model {
-    kvf_model_config model;
-    kvf_weights *weights;
-    kvf_cache_config config;
-    cli_memory_plan plan;
-    kvf_transformer *transformer;
-    kvf_cache *cache;
-    kvf_sequence *sequence;
-    kvf_session session;
-    kvf_draft_model *guesser;
-} cli_draft_model;
-
 /* Drafts of several tokens per step. */
 typedef struct cli_drafting {
     kvf_draft *of; /* NULL = a token per step */
-    cli_draft_model model;
     uint64_t proposed, accepted;
 } cli_drafting;
 
@@ -257,10 +243,6 @@ void cli_log_line(void *user, int level, const char *line);
 /** Sets chunk_max, which follows from the device and the prompt, and batch_max. */
 void cli_transformer_fit(kvf_transformer_options *options, uint32_t tokens);
 
-/** The machine of a run for one of its models, fitted to its longest prompt. */
-kvf_transformer_options cli_run_transformer(const cli_run *run, const kvf_model_config *model,
-                                            kvf_weights *weights);
-
 /** Behind a plan: a line if tensors of a file are widened. */
 void cli_note_widening(const kvf_weights *weights);
 
@@ -281,16 +263,6 @@ KVF_CHECKED kvf_status cli_runtime_open(kvf_runtime_config *config, const kvf_mo
  * interrupted */
 KVF_CHECKED kvf_status cli_weights_convert(kvf_weights *weights, const kvf_runtime *runtime,
                                            kvf_error *error);
-
-/* A draft model, run_draft.c; without one they do nothing. */
-
-/** Its configuration and weights, and that its tokens are the model's. Needs model, tokenizer. */
-KVF_CHECKED kvf_status cli_run_draft_read(cli_run *run, kvf_error *error);
-/** Its part of the memory plan. Needs the run's. */
-KVF_CHECKED kvf_status cli_run_draft_plan(cli_run *run, kvf_error *error);
-/** Needs stream and draft. */
-KVF_CHECKED kvf_status cli_run_draft_open(cli_run *run, kvf_error *error);
-void cli_run_draft_close(cli_run *run);
 
 /* Pruning and head masks, run_prune.c. */
 

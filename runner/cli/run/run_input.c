@@ -164,7 +164,6 @@ kvf_status cli_run_read_input(cli_run *run, kvf_error *error)
         run->end_ids[run->end_count++] = run->model.eos_ids[i];
     if (cli_chat_wanted(&o->chat))
         KVF_TRY(open_chat(run, error));
-    KVF_TRY(cli_run_draft_read(run, error));
     KVF_TRY(cli_saved_read(run, error));
     if (o->prompts_file) {
         KVF_TRY(open_jobs(run, error));

@@ -9,16 +9,14 @@
 
 #include <string.h>
 
-#define FIELD(field)       CLI_FIELD(cli_run_options, field)
-#define TEXT               KVF_SETTING_TEXT
-#define WHOLE              KVF_SETTING_WHOLE
-#define SWITCH             KVF_SETTING_SWITCH
+#define FIELD(field) CLI_FIELD(cli_run_options, field)
+#define TEXT         KVF_SETTING_TEXT
+#define WHOLE        KVF_SETTING_WHOLE
+#define SWITCH       KVF_SETTING_SWITCH
 /* As many as a step takes: where drafts are wrong they become short by themselves. */
-#define DRAFT_TOKENS       "15"
-/* A model pays a step for each. */
-#define MODEL_DRAFT_TOKENS 7
+#define DRAFT_TOKENS "15"
 /* The cache has a sequence more. */
-#define BATCH_MAX          1024
+#define BATCH_MAX    1024
 
 #define EVERY "dense or dense:N, N at least 1"
 
@@ -133,11 +131,6 @@ static const cli_option of_draft[] = {
      .argument = "ngram[:N]",
      .absent = "one token per step",
      .take = take_draft},
-    {.is = {"draft-model", TEXT, FIELD(draft_model),
-            .meaning = "a smaller model with the same vocabulary guesses, up to 7 tokens; they are "
-                       "checked in one step: the same answer"},
-     .argument = "FILE",
-     .absent = "no model guesses"},
 };
 
 static const cli_option of_saving[] = {
@@ -265,9 +258,6 @@ static const char *batch_problem(const cli_command *command, const cli_run_optio
                "--messages out";
     if (o->ask_file)
         return "--ask has one answer to each question; leave --prompts and --samples out";
-    if (o->draft_model)
-        return "--draft-model guesses for one answer at a time; give --draft ngram, or leave "
-               "--prompts and --samples out";
     if (o->extend)
         return "--extend is of one answer at a time; leave --prompts and --samples out";
     if (o->emit_ids_file || o->dump_logits_file)
@@ -281,7 +271,7 @@ static const char *completing_problem(const cli_run_options *o)
 {
     if (!o->prune.policy || o->prune.values.config.retention != KVF_RETENTION_COMPLETE)
         return o->complete_share > 0.0 ? "--complete-share needs --retention complete" : NULL;
-    if ((o->draft_tokens || o->draft_model) && o->complete_share > 0.0)
+    if (o->draft_tokens && o->complete_share > 0.0)
         return "--complete-share computes between tokens, of which --draft has several in a step; "
                "leave one of them out";
     if (!o->ask_file)
@@ -313,8 +303,6 @@ static bool check_together(const cli_command *command, const cli_run_options *o)
         ;
     else if (!o->model)
         problem = "--model DIR is needed";
-    else if (o->draft_tokens && o->draft_model)
-        problem = "give only one of --draft and --draft-model";
     else if (prompts > 1)
         problem = "give only one of --prompt, --prompt-file and --token-ids";
     else if (cli_chat_wanted(&o->chat) && o->token_ids_file)
@@ -395,8 +383,6 @@ static int parse(cli_command *c, int argc, char **argv, cli_run_options *out)
     }
     if (!check_together(c, out))
         return 2;
-    if (out->draft_model)
-        out->draft_tokens = MODEL_DRAFT_TOKENS;
     return -1;
 }
 

@@ -39,12 +39,11 @@ typedef struct cli_run_options {
     const char *cublas; /* where it lies; NULL = looked for */
     const char *emit_ids_file;
     const char *dump_logits_file;
-    uint32_t tokens;         /* to generate */
-    uint32_t draft_tokens;   /* of a draft by prompt lookup, at most; 0 = there is none */
-    const char *draft_model; /* that guesses instead; NULL = none */
-    uint32_t samples;        /* answers to a prompt; 0 = one, as text */
-    uint32_t batch;          /* answers at once; 0 = what memory has room for */
-    uint32_t logprobs;       /* likeliest tokens told beside each token of a batch */
+    uint32_t tokens;       /* to generate */
+    uint32_t draft_tokens; /* of a draft by prompt lookup, at most; 0 = there is none */
+    uint32_t samples;      /* answers to a prompt; 0 = one, as text */
+    uint32_t batch;        /* answers at once; 0 = what memory has room for */
+    uint32_t logprobs;     /* likeliest tokens told beside each token of a batch */
     uint64_t memory_bytes; /* of keys and values of a batch on the host; 0 = what the batch needs */
     uint32_t context_tokens; /* 0 = prompt + tokens */
     cli_chat_options chat;

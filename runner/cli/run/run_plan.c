@@ -100,23 +100,16 @@ static uint32_t step_tokens(const cli_run *run)
     return feeds && !is_single ? 1 + KVF_DRAFT_MAX : 1 + o->draft_tokens;
 }
 
-kvf_transformer_options cli_run_transformer(const cli_run *run, const kvf_model_config *model,
-                                            kvf_weights *weights)
-{
-    kvf_transformer_options options = {.runtime = run->runtime,
-                                       .model = model,
-                                       .weights = weights,
-                                       .cublas = run->options.cublas,
-                                       .device_ordinal = run->options.runtime.device_ordinal,
-                                       .starts_late = !run->options.runtime.early_starts};
-    cli_transformer_fit(&options, cli_run_prompt_tokens(run));
-    return options;
-}
-
 kvf_transformer_options cli_run_transformer_options(const cli_run *run)
 {
     const uint32_t tokens = cli_run_prompt_tokens(run);
-    kvf_transformer_options options = cli_run_transformer(run, &run->model, run->weights);
+    kvf_transformer_options options = {.runtime = run->runtime,
+                                       .model = &run->model,
+                                       .weights = run->weights,
+                                       .cublas = run->options.cublas,
+                                       .device_ordinal = run->options.runtime.device_ordinal,
+                                       .starts_late = !run->options.runtime.early_starts};
+    cli_transformer_fit(&options, tokens);
     options.batch_max = run->batch.rows ? run->batch.step_rows : step_tokens(run);
     /* On a GPU a prompt goes layer by layer, so that only one layer's keys are on the device. */
     if (is_on_gpu(run->runtime))
@@ -245,6 +238,5 @@ kvf_status cli_run_make_plan(cli_run *run, kvf_error *error)
         KVF_TRY(plan_rows(run, error));
     }
     cli_note_widening(run->weights);
-    KVF_TRY(check_draft(run, error));
-    return cli_run_draft_plan(run, error);
+    return check_draft(run, error);
 }

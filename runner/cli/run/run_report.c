@@ -398,8 +398,6 @@ static void write_all(cli_json *j, const cli_run *run)
         cli_json_integer(j, "generated_tokens", generated_tokens(run));
     cli_json_integer(j, "decode_steps", run->steps.count);
     if (run->options.draft_tokens) {
-        if (run->options.draft_model)
-            cli_json_text(j, "draft_model", run->options.draft_model);
         cli_json_integer(j, "drafted_tokens", run->draft.proposed);
         cli_json_integer(j, "accepted_tokens", run->draft.accepted);
     }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Prompt lookup by a look at all ids, newest first; how long a draft is, whoever guesses.
+ * Prompt lookup by a look at all ids, newest first, and how long a draft is.
  *
  * It knows ids only. The place where most of the newest tokens came up before wins, and the
  * newest of these. A draft is half as long as allowed at first, twice as long
@@ -19,8 +19,6 @@
 struct kvf_draft {
     uint32_t most, next; /* tokens of a draft, of the next one */
     size_t count, ids_max;
-    kvf_guess_fn guess; /* NULL = prompt lookup */
-    void *user;
     uint32_t ids[]; /* [ids_max], filled up to `count` */
 };
 
@@ -39,12 +37,6 @@ kvf_status kvf_draft_create(uint32_t most, size_t ids_max, kvf_draft **out, kvf_
 void kvf_draft_destroy(kvf_draft *draft)
 {
     free(draft);
-}
-
-void kvf_draft_ask(kvf_draft *d, kvf_guess_fn guess, void *user)
-{
-    d->guess = guess;
-    d->user = user;
 }
 
 void kvf_draft_see(kvf_draft *d, const uint32_t *ids, size_t count)
@@ -70,10 +62,11 @@ static uint32_t match(const kvf_draft *d, size_t end)
     return same;
 }
 
-static uint32_t look_up(const kvf_draft *d, uint32_t most, uint32_t *ids)
+uint32_t kvf_draft_guess(const kvf_draft *d, uint32_t most, uint32_t *ids)
 {
     size_t best = 0;
     uint32_t longest = MATCH_LEAST - 1;
+    most = d->next < most ? d->next : most;
     for (size_t end = d->count; end-- > 1 && longest < MATCH_MOST;) {
         const uint32_t same = match(d, end);
         if (same > longest) {
@@ -86,19 +79,6 @@ static uint32_t look_up(const kvf_draft *d, uint32_t most, uint32_t *ids)
     const size_t count = d->count - best < most ? d->count - best : most;
     memcpy(ids, d->ids + best, count * sizeof *ids);
     return (uint32_t)count;
-}
-
-kvf_status kvf_draft_guess(const kvf_draft *d, uint32_t most, uint32_t *ids, uint32_t *count,
-                           kvf_error *error)
-{
-    most = d->next < most ? d->next : most;
-    *count = 0;
-    if (most == 0 || d->count == 0)
-        return KVF_OK;
-    if (d->guess)
-        return d->guess(d->user, d->ids, d->count, most, ids, count, error);
-    *count = look_up(d, most, ids);
-    return KVF_OK;
 }
 
 void kvf_draft_learn(kvf_draft *d, uint32_t guessed, uint32_t right)

@@ -19,7 +19,7 @@
 
 /*
  * Drafts: what may follow the ids that were seen, by prompt lookup (what followed the last time
- * that the newest tokens came up), or by whoever else guesses.
+ * that the newest tokens came up).
  *
  * It knows ids, not models: whoever takes a draft finds out how much of it is right, and says so.
  * Invariant: nothing is allocated after create; what a draft says follows from the ids that were
@@ -31,11 +31,6 @@
 
 typedef struct kvf_draft kvf_draft;
 
-/** Guess what follows ids [count], at least one. @p guess receives @p guessed of them, at most
- * @p most, which is at least 1. @return KVF_OK, or what went wrong */
-typedef kvf_status (*kvf_guess_fn)(void *user, const uint32_t *ids, size_t count, uint32_t most,
-                                   uint32_t *guess, uint32_t *guessed, kvf_error *error);
-
 /** @param most     tokens of a draft, 1 … KVF_DRAFT_MAX
  *  @param ids_max  that are ever seen
  *  @return KVF_OK; KVF_OUT_OF_MEMORY */
@@ -43,19 +38,15 @@ KVF_CHECKED kvf_status kvf_draft_create(uint32_t most, size_t ids_max, kvf_draft
                                         kvf_error *error);
 void kvf_draft_destroy(kvf_draft *draft);
 
-/** From here on @p guess does, in place of prompt lookup. */
-void kvf_draft_ask(kvf_draft *draft, kvf_guess_fn guess, void *user);
-
 /** Ids of prompt and answer, in their order. Those beyond ids_max are not kept. */
 void kvf_draft_see(kvf_draft *draft, const uint32_t *ids, size_t count);
 /** Keep the first @p count ids. */
 void kvf_draft_cut(kvf_draft *draft, size_t count);
 
-/** Tokens that may follow. @param ids receives @p count of them: at most @p most and at most the
- * draft's own; by prompt lookup none if the newest two never came up before
- * @return KVF_OK; what the guess returns */
-KVF_CHECKED kvf_status kvf_draft_guess(const kvf_draft *draft, uint32_t most, uint32_t *ids,
-                                       uint32_t *count, kvf_error *error);
+/** Tokens that may follow. @param ids receives them
+ * @return how many: at most @p most and at most the draft's own; 0 if the newest two never came up
+ * before */
+uint32_t kvf_draft_guess(const kvf_draft *draft, uint32_t most, uint32_t *ids);
 /** The first @p right ids of the last guess of @p guessed were right: the next is longer or shorter
  */
 void kvf_draft_learn(kvf_draft *draft, uint32_t guessed, uint32_t right);
@@ -181,32 +172,5 @@ typedef struct kvf_score_request {
 KVF_CHECKED kvf_status kvf_generate_score(const kvf_session *session,
                                           const kvf_score_request *request,
                                           kvf_decode_result *result, kvf_error *error);
-
-/*
- * A model that guesses: the likeliest tokens of a smaller one, which has the same vocabulary.
- *
- * It knows a session and a sequence of that model, not the one that checks. Invariant: what the
- * sequence holds is a beginning of the ids that were seen last, and of what was guessed after
- * them.
- */
-
-typedef struct kvf_draft_model kvf_draft_model;
-
-/**
- * @param session   of the model that guesses, borrowed; its cache can be cut. step_tokens of it are
- *                  read in one step, more of them as a prompt
- * @param sequence  empty, of that cache; borrowed
- * @param ids_max   that are ever seen or guessed
- * @return KVF_OK; KVF_OUT_OF_MEMORY
- */
-KVF_CHECKED kvf_status kvf_draft_model_create(const kvf_session *session, kvf_sequence *sequence,
-                                              uint32_t vocab_size, size_t ids_max,
-                                              kvf_draft_model **out, kvf_error *error);
-void kvf_draft_model_destroy(kvf_draft_model *model);
-
-/** As a kvf_guess_fn, whose user is the model. */
-KVF_CHECKED kvf_status kvf_draft_model_guess(void *model, const uint32_t *ids, size_t count,
-                                             uint32_t most, uint32_t *guess, uint32_t *guessed,
-                                             kvf_error *error);
 
 #endif

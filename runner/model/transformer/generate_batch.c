@@ -326,7 +326,7 @@ static void collect(batch *b)
 }
 
 /* Their inputs: their next tokens, and what drafts guess, as far as the step has room. */
-static kvf_status feed(batch *b, kvf_error *error)
+static void feed(batch *b)
 {
     uint32_t room = kvf_max_u32(b->count, b->request->step_rows) - b->count;
     b->fed = 0;
@@ -338,12 +338,11 @@ static kvf_status feed(batch *b, kvf_error *error)
         uint32_t guessed = 0;
         b->ids[b->fed++] = r->next;
         if (r->draft && most > 0)
-            KVF_TRY(kvf_draft_guess(r->draft, most, b->ids + b->fed, &guessed, error));
+            guessed = kvf_draft_guess(r->draft, most, b->ids + b->fed);
         b->tokens[i] = 1 + guessed;
         b->fed += guessed;
         room -= guessed;
     }
-    return KVF_OK;
 }
 
 static void end_answers(batch *b)
@@ -392,7 +391,7 @@ static kvf_status choose_step(batch *b, kvf_error *error)
 {
     collect(b);
     b->since = 0;
-    KVF_TRY(feed(b, error));
+    feed(b);
     const double start = kvf_now_ms();
     KVF_TRY(kvf_session_finish(b->session, enqueue(b), error));
     const double ms = kvf_now_ms() - start;
@@ -461,9 +460,8 @@ static kvf_status draw_steps(batch *b, kvf_error *error)
     double before = kvf_now_ms();
     collect(b);
     b->since = 0;
-    kvf_status status = feed(b, error);
-    if (status == KVF_OK)
-        status = send(b, b->ids);
+    feed(b);
+    kvf_status status = send(b, b->ids);
     while (status == KVF_OK) {
         while (status == KVF_OK && wants_more(b))
             status = send(b, NULL);
