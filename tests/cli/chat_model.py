@@ -6,10 +6,11 @@ import subprocess
 import sys
 import tempfile
 
-CHATML = ("{% for m in messages %}{{ '<|im_start|> ' + m.role + ' ' + m.content + ' <|im_end|> ' }}"
-          "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|> assistant ' }}{% endif %}")
+# By its markers the format is known.
+CHATML = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
 # The meaning of words of its vocabulary in a chat: rare names of the recall model give way.
-MARKERS = ("<|im_start|>", "<|im_end|>", "system", "user", "assistant")
+MARKERS = ("<|im_start|>", "<|im_end|>", "<s>", "</s>", "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>",
+           "<｜User｜>", "<｜Assistant｜>", "system", "user", "assistant")
 
 
 class ChatModel:
@@ -37,16 +38,16 @@ class ChatModel:
             f.write(content if isinstance(content, str) else json.dumps(content))
         return path
 
-    def write(self, template=CHATML, special=(), eos=2, config=None):
-        """@special: words that are special tokens besides the markers."""
+    def write(self, template=CHATML, eos=2, config=None, end=None):
+        """@end: the id of </s>, which otherwise is that of a rare word."""
         tokenizer = self.read("tokenizer.json")
         words = sorted(tokenizer["model"]["vocab"], key=tokenizer["model"]["vocab"].get)
         for i, marker in enumerate(MARKERS):
-            words[len(words) - 1 - i] = marker
+            words[end if end and marker == "</s>" else len(words) - 1 - i] = marker
         tokenizer["model"]["vocab"] = {word: i for i, word in enumerate(words)}
         like = tokenizer["added_tokens"][0]
         tokenizer["added_tokens"] += [dict(like, id=words.index(w), content=w)
-                                      for w in MARKERS[:2] + tuple(special)]
+                                      for w in MARKERS[:8]]
         self.save("tokenizer.json", tokenizer)
         self.save("config.json", dict(self.read("config.json"), **(config or {})))
         self.save("generation_config.json", {"bos_token_id": 1, "eos_token_id": eos})

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 
-from chat_model import CHATML, ChatModel
+from chat_model import ChatModel
 
 FACT = "the code of alice brown is seven tiger . "
 # Longer ones are read in two chunks, and lose tokens to the selection.
@@ -336,10 +336,10 @@ def check_chat(chat):
     results, _ = lines_of(chat, "--prompts", path, "-n", "8")
     chat.check("messages are a chat", results[(1, 0)]["answer"] == wanted.rstrip("\n"), results)
     chat.check("so is a system prompt", results[(2, 0)]["answer"] == told.rstrip("\n"), results)
-    # The template opens a thought; a word that the model says becomes the end of one.
-    chat.write(CHATML.replace("assistant ", "assistant <think> "))
+    # The format opens a thought; a word that the model says becomes the end of one.
     rename(chat, "lantern", "<think>")
-    options = ("--prompts", path, "-n", "8", "--repetition-penalty", "4", "--ignore-eos")
+    options = ("--prompts", path, "--chat-format", "deepseek-r1", "-n", "8", "--repetition-penalty", "4",
+               "--ignore-eos")
     free = lines_of(chat, *options)[0][(1, 0)]
     words = free["reasoning"].split()
     chat.check("a thought without end is all reasoning", free["answer"] == "" and

@@ -1,20 +1,20 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Chats of `kvferry run` from outside: the prompt is what the model's own template makes of the
-messages, what cannot be is refused with advice, and an answer ends where it should.
+"""Chats of `kvferry run` from outside: the prompt is what the chat format makes of the messages, what
+cannot be is refused with advice, and an answer ends where it should.
 
 usage: check_chat.py KVFERRY RECALL_MODEL
 """
 import json
 import sys
 
-from chat_model import run_checks
+from chat_model import CHATML, run_checks
 
 QUESTION = "the code of alice brown is seven tiger . quiet river guards heavy lantern"
 
 
 def turn(role, text):
-    return "<|im_start|> %s %s <|im_end|> " % (role, text)
+    return "<|im_start|>%s\n%s<|im_end|>\n" % (role, text)
 
 
 def told(chat, *arguments):
@@ -36,7 +36,7 @@ def same(chat, name, arguments, prompt):
 
 def check_prompts(chat):
     chat.write()
-    opening = "<|im_start|> assistant "
+    opening = "<|im_start|>assistant\n"
     same(chat, "a question", ("--chat", "--prompt", QUESTION), turn("user", QUESTION) + opening)
     same(chat, "a system prompt", ("--chat", "--prompt", QUESTION, "--system", "quiet river"),
          turn("system", "quiet river") + turn("user", QUESTION) + opening)
@@ -48,16 +48,22 @@ def check_prompts(chat):
     same(chat, "messages of an object, a system prompt and a question",
          ("--messages", chat.save("m.json", {"messages": messages[:2]}), "--prompt", QUESTION,
           "--system", "guards"), turn("system", "guards") + turns + turn("user", QUESTION) + opening)
+    parts = [{"role": "user", "content": [{"type": "text", "text": "code"},
+                                          {"type": "text", "text": QUESTION}]}]
+    same(chat, "parts of a text", ("--messages", chat.save("m.json", parts)),
+         turn("user", "code\n" + QUESTION) + opening)
+    line = chat.save("p.jsonl", json.dumps({"messages": messages}) + "\n")
+    out, _ = chat.run("--prompts", line, "-n", "1")
+    whole = chat.save("prompt", turns + turn("user", QUESTION) + opening)
+    _, _, stats = told(chat, "--prompt-file", whole)
+    chat.check("of a batch too", json.loads(out)["prompt_tokens"] == stats["prompt_tokens"], out)
     chat.write(template=None)
-    same(chat, "a format by name", ("--chat", "--chat-format", "chatml", "--prompt", QUESTION),
-         turn("user", QUESTION) + opening)
-    chat.write("{% if enable_thinking is defined %}{{ 'river ' if enable_thinking else 'tiger ' }}"
-               "{% endif %}{{ messages[0].content }}")
-    for thinking, word in (("default", ""), ("on", "river "), ("off", "tiger ")):
+    same(chat, "a format by name", ("--chat", "--chat-format", "mistral", "--prompt", QUESTION),
+         "<s> [INST] " + QUESTION + " [/INST]")
+    chat.write(CHATML + "</think>")
+    for thinking, thought in (("default", ""), ("on", ""), ("off", "<think>\n\n</think>\n\n")):
         same(chat, "thinking " + thinking, ("--chat", "--prompt", QUESTION, "--thinking", thinking),
-             word + QUESTION)
-    chat.write("{{ messages[0].content + ' ' + strftime_now('%Y') }}")
-    same(chat, "a date is today's", ("--chat", "--prompt", QUESTION), QUESTION + " unknown")
+             turn("user", QUESTION) + opening + thought)
 
 
 def refuse(chat, says, *arguments, status=1):
@@ -70,69 +76,40 @@ def check_refusals(chat):
     question = ("--chat", "--prompt", "the")
     chat.write(template=None)
     err = refuse(chat, "no chat template", *question)
-    chat.check("what to give instead is told", "--chat-format NAME" in err and
+    chat.check("what to give instead is told", "--chat-format chatml" in err and
                "--prompt-file" in err, err)
     refuse(chat, "'<|begin_of_text|>', which is no token", *question, "--chat-format", "llama3")
     refuse(chat, "'<|im_sep|>'", *question, "--chat-format", "phi4")
     refuse(chat, "chat-format is 'lama'; give model, chatml", *question, "--chat-format", "lama",
            status=2)
-    chat.write("{% include 'a' %}")
-    err = refuse(chat, "line 1: the statement 'include' is not known here", *question)
-    chat.check("what to give instead of it is told", "--chat-format NAME" in err, err)
-    chat.write("{{ bos_token }}{% if messages[0].role == 'system' %}"
-               "{{ raise_exception('no system prompts') }}{% endif %}")
-    refuse(chat, "no system prompts", *question, "--system", "a")
-    refuse(chat, "no enable_thinking", *question, "--thinking", "off")
+    chat.write("{{ messages[0].content }}")
+    err = refuse(chat, "of no format that is known", *question)
+    chat.check("the names are told", "give --chat-format chatml, deepseek-r1, llama3, mistral" in err and
+               "zephyr, or --prompt-file" in err, err)
+    turns = [{"role": "user", "content": "a"}] * 2
+    refuse(chat, "user and assistant must take turns", "--chat-format", "mistral", "--messages",
+           chat.save("m.json", turns))
+    chat.write()
+    refuse(chat, "the chat format chatml has no word for it", *question, "--thinking", "off")
     refuse(chat, "belong to --chat", "--prompt", "the", "--system", "a", status=2)
     refuse(chat, "needs text", "--chat", "--token-ids", "x", status=2)
     chat.write()
     for content, says in (
             ("{}", "must hold a list"), ('{"messages": [], "tools": []}', 'has "tools" beside messages'), ("[", "m.json"), ("[1]", "message 0: it must be an object"),
             ('[{"role": "user"}]', "message 0: it has no content"),
-            ('[{"role": "usr", "content": ""}]', 'role is "usr"; give system, developer, user'),
+            ('[{"role": "usr", "content": ""}]', 'role is "usr"; give system, user or'),
             ('[{"role": "user", "content": 1}]', "content must be a text"),
             ('[{"role": "user", "content": "a\\u0000b"}]', "zero bytes"),
-            ('[{"role": "user", "content": "", "text": "x"}]', "the field \"text\"; known are role, content"),
+            ('[{"role": "user", "content": "", "text": "x"}]', "the field \"text\"; known are role and content"),
             ('[{"role": "assistant", "content": "a"}]', "end with a question"),
             ('[{"role": "user", "content": "a"}, {"role": "system", "content": "b"}]',
              "only the first may be"), ("[]", "no messages")):
         refuse(chat, says, "--messages", chat.save("m.json", content))
     refuse(chat, "missing.json", "--messages", "missing.json")
-    refuse(chat, "the chat template has no tools", *question, "--tools", "missing.json")
-    refuse(chat, "belong to --chat", "--prompt", "the", "--tools", "a", status=2)
-    chat.write("{{ tools|tojson }}")
-    for content, says in (("[]", "must hold a list of tools"), ("{}", "must hold a list of tools"),
-                          ("[1]", "must hold a list of tools"), ("[", "tools.json: not valid JSON")):
-        refuse(chat, says, *question, "--tools", chat.save("tools.json", content))
-
-
-def check_tools(chat):
-    """Calls, answers of tools, thoughts, parts and descriptions reach the template as they are."""
-    tools = chat.save("tools.json", [{"type": "function", "function": {"name": "river"}}])
-    chat.write("{% for t in tools or [] %}{{ t.function.name + ' ' }}{% endfor %}"
-               "{% for m in messages %}{{ (m.content or 'none') + ' ' }}"
-               "{% for c in m.tool_calls or [] %}{{ c.function.arguments.place + ' ' }}{% endfor %}"
-               "{% if m.reasoning_content %}{{ m.reasoning_content + ' ' }}{% endif %}{% endfor %}")
-    same(chat, "tools", ("--chat", "--prompt", QUESTION, "--tools", tools), "river " + QUESTION)
-    call = {"function": {"name": "river", "arguments": {"place": "tiger"}}}
-    messages = [{"role": "developer", "content": "the"},
-                {"role": "user", "content": [{"type": "text", "text": "code"},
-                                             {"type": "text", "text": "of"}]},
-                {"role": "assistant", "content": None, "tool_calls": [call], "reasoning": "guards"},
-                {"role": "tool", "content": "lantern", "tool_call_id": "1"}]
-    same(chat, "a call and its answer", ("--messages", chat.save("m.json", messages), "--tools", tools),
-         "river the code of none tiger guards lantern ")
-    line = chat.save("p.jsonl", json.dumps({"messages": messages}) + "\n")
-    out, _ = chat.run("--prompts", line, "--tools", tools, "-n", "1")
-    chat.check("of a batch too", json.loads(out)["prompt_tokens"] == 8, out)
-    chat.write()
-    _, err = chat.run("--messages", chat.save("m.json", [messages[1], dict(messages[2], content="a"),
-                                                        messages[3]]), "-n", "1")
-    chat.check("calls that a template leaves out are told", "writes no tool_calls" in err, err)
 
 
 def check_ends(chat):
-    words = chat.write()
+    chat.write()
     question = ("--prompt", QUESTION, "--temperature", "2", "--seed", "2")
     text, ids, stats = told(chat, *question, "--ignore-eos")
     chat.check("it goes on", stats["stop"] == "length" and len(ids) == 8)
@@ -142,12 +119,15 @@ def check_ends(chat):
         out, found, stats = told(chat, *question)
         chat.check("an end token of generation_config.json, %s" % eos, found == ids[:at + 1] and
                    stats["stop"] == "eos" and out.split() == text.split()[:at], found, out)
-    # The token that the template writes after an answer ends one.
-    chat.write("{% for m in messages %}{{ m.content }}{% if m.role == 'assistant' %}{{ ' " +
-               words[ids[at]] + " ' }}{% endif %}{% endfor %}", special=(words[ids[at]],))
-    out, found, stats = told(chat, "--chat", *question)
-    chat.check("the end of a turn", found == ids[:at + 1] and stats["stop"] == "eos" and
-               out.split() == text.split()[:at], found, out)
+    # The token that follows an answer in the format ends one.
+    chat.write()
+    question_of = ("--chat", "--chat-format", "mistral", *question)
+    text_of, ids_of, _ = told(chat, *question_of, "--ignore-eos")
+    last = next(i for i in range(2, 8) if ids_of[i] not in ids_of[:i] and ids_of[i] > 2)
+    chat.write(end=ids_of[last])
+    out, found, stats = told(chat, *question_of)
+    chat.check("the end of a turn", found == ids_of[:last + 1] and stats["stop"] == "eos" and
+               out.split() == text_of.split()[:last], found, out)
     chat.write()
     line = text.rstrip("\n")
     border = line.index(" ", 1)
@@ -164,4 +144,4 @@ def check_ends(chat):
 
 
 if __name__ == "__main__":
-    sys.exit(run_checks(check_prompts, check_refusals, check_tools, check_ends))
+    sys.exit(run_checks(check_prompts, check_refusals, check_ends))

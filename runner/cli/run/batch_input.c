@@ -4,7 +4,7 @@
 
 #include "prompt.h"
 
-#include "chat_template.h"
+#include "chat_format.h"
 
 #include <stdlib.h>
 #include <string.h>

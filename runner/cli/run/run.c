@@ -188,7 +188,6 @@ static void close_run(cli_run *run)
     cli_jobs_free(&run->jobs);
     cli_given_free(&run->given);
     cli_rescore_free(&run->rescores);
-    cli_chat_close(&run->chat);
     kvf_tokenizer_close(run->tokenizer);
     kvf_weights_close(run->weights);
 }

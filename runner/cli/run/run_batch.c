@@ -7,7 +7,7 @@
  * is interrupted.
  */
 
-#include "chat_template.h"
+#include "chat_format.h"
 #include "common/clock.h"
 #include "interrupt.h"
 #include "printer.h"

@@ -31,9 +31,9 @@ static kvf_status open_tokenizer(cli_run *run, kvf_error *error)
 static kvf_status open_chat(cli_run *run, kvf_error *error)
 {
     const cli_run_options *o = &run->options;
-    if (run->chat.format.source)
+    if (run->chat.format)
         return KVF_OK;
-    KVF_TRY(cli_chat_open(&o->chat, o->model, run->tokenizer, &run->chat, error));
+    KVF_TRY(cli_chat_choose(&o->chat, o->model, run->tokenizer, &run->chat, error));
     if (run->chat.end < run->model.vocab_size &&
         !kvf_ids_have(run->end_ids, run->end_count, run->chat.end))
         run->end_ids[run->end_count++] = run->chat.end;

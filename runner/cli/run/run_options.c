@@ -163,24 +163,20 @@ static const char *const thinking[] = {"default", "on", "off", NULL};
 
 static const cli_option of_chat[] = {
     {.is = {"chat", SWITCH, FIELD(chat.chat),
-            .meaning = "the prompt is a message of a user, in the model's own chat format"}},
+            .meaning = "the prompt is a message of a user, in the chat format of the model"}},
     {.is = {"messages", TEXT, FIELD(chat.messages_file),
             .meaning = "turns before the prompt, or with none all of them, as JSON: "
                        "[{\"role\": \"user\", \"content\": \"...\"}, ...]"}},
 };
 
 static const cli_option of_format[] = {
-    {.is = {"tools", TEXT, FIELD(chat.tools_file),
-            .meaning = "a JSON file with a list of tools, for a template that tells the model of "
-                       "them"},
-     .argument = "FILE"},
     {.is = {"system", TEXT, FIELD(chat.system), .meaning = "the system prompt"},
      .argument = "TEXT",
-     .absent = "the model's own"},
+     .absent = "none"},
     {.is = {"thinking", KVF_SETTING_NAME, FIELD(chat.thinking), .names = thinking,
             .meaning = "whether a model that can think does"}},
     {.is = {"chat-format", KVF_SETTING_NAME, FIELD(chat.format), .names = chat_formats,
-            .meaning = "that of the model's own template, or a known one"}},
+            .meaning = "model = by the markers in its own template"}},
 };
 
 static const cli_option of_text[] = {
@@ -310,8 +306,8 @@ static bool check_together(const cli_command *command, const cli_run_options *o)
     else if (o->ask_file && cli_chat_wanted(&o->chat))
         problem = "--ask continues plain text; leave --chat out";
     else if (!cli_chat_wanted(&o->chat) && !o->prompts_file &&
-             (o->chat.system || o->chat.format || o->chat.thinking || o->chat.tools_file))
-        problem = "--system, --tools, --thinking and --chat-format belong to --chat or --messages";
+             (o->chat.system || o->chat.format || o->chat.thinking))
+        problem = "--system, --thinking and --chat-format belong to --chat or --messages";
     else if (o->ask_file && o->tokens == 0)
         problem = "--ask needs -n of at least 1";
     else if (o->save_file && (o->prompts_file || o->samples))

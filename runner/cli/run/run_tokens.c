@@ -263,7 +263,5 @@ kvf_status cli_run_generate(cli_run *run, kvf_error *error)
     kvf_sampler_see(run->sampler, 0, run->prompt.ids, run->prompt.count);
     if (run->draft.of)
         kvf_draft_see(run->draft.of, run->prompt.ids, run->prompt.count);
-    return run->options.ask_file
-               ? ask_all(run, error)
-               : answer(run, run->sequence, error);
+    return run->options.ask_file ? ask_all(run, error) : answer(run, run->sequence, error);
 }

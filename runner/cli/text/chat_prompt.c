@@ -6,7 +6,6 @@
 
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
 #define MESSAGES_BYTES_MAX (1u << 30)
 
@@ -19,97 +18,34 @@ bool cli_chat_wanted(const cli_chat_options *o)
 
 static kvf_status advise(kvf_error *error)
 {
-    static const char advice[] = "; give --chat-format NAME (see --help), or --prompt-file with "
-                                 "the special tokens in the text";
+#define COMMA(name) name ", "
+    static const char advice[] = "; give --chat-format " KVF_CHAT_FORMAT_LIST(
+        COMMA) "or --prompt-file with the special tokens in the text";
     const size_t used = strlen(error->text), size = sizeof error->text;
     const size_t room = size - sizeof advice;
     memcpy(error->text + (used < room ? used : room), advice, sizeof advice);
     return error->status;
 }
 
-static kvf_status choose_format(const cli_chat_options *o, cli_chat *chat, kvf_error *error)
+kvf_status cli_chat_choose(const cli_chat_options *o, const char *model,
+                           const kvf_tokenizer *tokenizer, cli_chat *out, kvf_error *error)
 {
     static const char *const names[] = {KVF_CHAT_FORMAT_LIST(CLI_CHAT_NAME)};
-    chat->format = kvf_chat_source_format(&chat->source);
+    kvf_status status = KVF_OK;
+    *out = (cli_chat){.thinking = (kvf_chat_thinking)o->thinking};
     if (o->format)
-        chat->format = *kvf_chat_format_find(names[o->format - 1]);
-    if (!chat->format.source) {
-        (void)!model_fail(error, KVF_INVALID,
-                          "the model has no chat template: no chat_template.jinja, and none in "
-                          "tokenizer_config.json or the metadata of its GGUF file");
+        out->format = kvf_chat_format_find(names[o->format - 1]);
+    else
+        status = kvf_chat_format_read(model, &out->format, error);
+    if (status == KVF_INVALID || status == KVF_UNSUPPORTED)
         return advise(error);
-    }
-    if (o->thinking != KVF_THINKING_DEFAULT && !kvf_chat_asks(&chat->format, "enable_thinking"))
+    KVF_TRY(status);
+    if (o->thinking != KVF_THINKING_DEFAULT && !kvf_chat_format_thinks(out->format))
         return model_fail(error, KVF_INVALID,
-                          "--thinking: the chat template has no enable_thinking, so the model "
-                          "cannot be told; leave it out");
-    return KVF_OK;
-}
-
-/* A list of descriptions, for a template that writes them. */
-static kvf_status read_tools(const char *path, cli_chat *chat, kvf_error *error)
-{
-    kvf_text text = {0};
-    if (!kvf_chat_asks(&chat->format, "tools"))
-        return model_fail(error, KVF_INVALID,
-                          "--tools: the chat template has no tools, so the model cannot be told; "
-                          "leave it out");
-    KVF_TRY(model_read_file(path, MESSAGES_BYTES_MAX, &text, error));
-    kvf_status status =
-        json_parse_as_written(text.bytes ? text.bytes : "", text.size, path, &chat->tools, error);
-    kvf_text_free(&text);
-    if (status != KVF_OK)
-        return status;
-    const json_value *list = json_root(chat->tools);
-    bool fits = list->kind == JSON_ARRAY && list->size > 0;
-    for (const json_value *one = fits ? json_first(list) : NULL; one; one = json_next(list, one))
-        fits = fits && one->kind == JSON_OBJECT;
-    return fits ? KVF_OK
-                : model_fail(error, KVF_INVALID,
-                             "%s must hold a list of tools, objects such as {\"type\": "
-                             "\"function\", \"function\": {\"name\": ...}}",
-                             path);
-}
-
-kvf_status cli_chat_open(const cli_chat_options *o, const char *model,
-                         const kvf_tokenizer *tokenizer, cli_chat *out, kvf_error *error)
-{
-    const time_t now = time(NULL);
-    struct tm day = {0};
-    localtime_r(&now, &day);
-    *out = (cli_chat){.thinking = (kvf_chat_thinking)o->thinking, .end = UINT32_MAX};
-    out->today =
-        (jinja_day){(uint32_t)day.tm_year + 1900, (uint32_t)day.tm_mon + 1, (uint32_t)day.tm_mday};
-    KVF_TRY(kvf_chat_source_read(model, &out->source, error));
-    kvf_status status = choose_format(o, out, error);
-    if (status == KVF_OK && o->tools_file)
-        status = read_tools(o->tools_file, out, error);
-    if (status == KVF_OK) {
-        status = kvf_chat_check(&out->format, tokenizer, &out->end, error);
-        if (status == KVF_UNSUPPORTED || status == KVF_CORRUPT || status == KVF_FULL)
-            status = advise(error);
-    }
-    if (status != KVF_OK)
-        cli_chat_close(out);
-    return status;
-}
-
-void cli_chat_close(cli_chat *chat)
-{
-    kvf_chat_source_free(&chat->source);
-    json_free(chat->tools);
-    chat->tools = NULL;
-}
-
-kvf_chat cli_chat_of(const cli_chat *chat, const kvf_chat_message *messages, size_t count)
-{
-    return (kvf_chat){.format = &chat->format,
-                      .messages = messages,
-                      .count = count,
-                      .tools = chat->tools ? json_root(chat->tools) : NULL,
-                      .generate = true,
-                      .thinking = chat->thinking,
-                      .today = &chat->today};
+                          "--thinking: the chat format %s has no word for it, so the model cannot "
+                          "be told; leave it out",
+                          kvf_chat_format_name(out->format));
+    return kvf_chat_check(out->format, tokenizer, &out->end, error);
 }
 
 /* ---- messages ---- */
@@ -132,9 +68,8 @@ static kvf_status add_messages(const char *path, const json_value *root,
         return model_fail(error, KVF_INVALID, "%s must hold a list of messages", path);
     if (other)
         return model_fail(error, KVF_INVALID,
-                          "%s has \"%.80s\" beside messages, which is not read; leave it out, and "
-                          "give tools with --tools",
-                          path, other->key);
+                          "%s has \"%.80s\" beside messages, which is not read; leave it out", path,
+                          other->key);
     /* One for the prompt. */
     kvf_chat_message *grown =
         model_grow(*messages, *count * sizeof *grown, (*count + list->size + 1) * sizeof *grown);
@@ -150,24 +85,15 @@ static kvf_status add_messages(const char *path, const json_value *root,
     return KVF_OK;
 }
 
-/* Text that a template leaves out is lost to the model, as in Transformers; but not silently. */
-static void note_lost_calls(const cli_chat *chat, const kvf_chat_message *messages, size_t count)
-{
-    for (size_t i = 0; i < count; i++)
-        if (messages[i].given && json_get_set(messages[i].given, "tool_calls") &&
-            !kvf_chat_asks(&chat->format, "tool_calls")) {
-            fprintf(stderr,
-                    "kvferry: the chat template writes no tool_calls; the model is not told "
-                    "of those in the messages\n");
-            return;
-        }
-}
-
 static kvf_status encode(const cli_chat *chat, const kvf_tokenizer *tokenizer,
                          const kvf_chat_message *messages, size_t count, kvf_token_ids *ids,
                          kvf_error *error)
 {
-    const kvf_chat all = cli_chat_of(chat, messages, count);
+    const kvf_chat all = {.format = chat->format,
+                          .messages = messages,
+                          .count = count,
+                          .generate = true,
+                          .thinking = chat->thinking};
     if (count > 0 && messages[count - 1].role == KVF_ROLE_ASSISTANT)
         return model_fail(error, KVF_INVALID,
                           "the last message is the assistant's; end with a question, or give it "
@@ -178,7 +104,6 @@ static kvf_status encode(const cli_chat *chat, const kvf_tokenizer *tokenizer,
                               "message %zu is of role system; only the first may be, and --system "
                               "is it where it is given",
                               i);
-    note_lost_calls(chat, messages, count);
     return kvf_chat_encode(&all, tokenizer, ids, error);
 }
 
@@ -202,6 +127,8 @@ kvf_status cli_chat_encode_turns(const cli_chat *chat, const cli_turns *turns,
         messages[count++] = (kvf_chat_message){.role = KVF_ROLE_USER, .text = prompt->bytes};
     if (status == KVF_OK)
         status = encode(chat, tokenizer, messages, count, ids, error);
+    for (size_t i = 0; i < count; i++)
+        kvf_text_free(&messages[i].joined);
     model_free(messages);
     return status;
 }

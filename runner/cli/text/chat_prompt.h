@@ -5,48 +5,40 @@
 /*
  * Chats of the command: which format holds, what the user said of it, and messages from a file.
  *
- * It knows options and files, not what a template does. Invariant: a format that was opened is
- * understood, and its markers are tokens of the model.
+ * It knows options and files, not what a format writes. Invariant: the markers of a format that was
+ * chosen are tokens of the model.
  */
 
-#include "chat_template.h"
+#include "chat_format.h"
 #include "json.h"
 
 typedef struct cli_chat_options {
     const char *system;
     const char *messages_file;
-    const char *tools_file;
     uint32_t thinking; /* kvf_chat_thinking */
-    uint32_t format;   /* 0 = the model's own, else 1 + place in KVF_CHAT_FORMAT_LIST */
+    uint32_t format;   /* 0 = by the model's own template, else 1 + place in KVF_CHAT_FORMAT_LIST */
     bool chat;
 } cli_chat_options;
 
 #define CLI_CHAT_NAME(name) name,
 
 typedef struct cli_chat {
-    kvf_chat_source source;
-    kvf_chat_format format;
+    const kvf_chat_format *format; /* NULL = not chosen */
     kvf_chat_thinking thinking;
-    jinja_day today;
-    json_document *tools; /* NULL = none */
-    uint32_t end;         /* token after an answer, or UINT32_MAX */
+    uint32_t end; /* token after an answer */
 } cli_chat;
 
 /** Whether the prompt is a chat. */
 bool cli_chat_wanted(const cli_chat_options *options);
 
 /** @return KVF_OK; KVF_INVALID, KVF_UNSUPPORTED and others that say what to give instead */
-KVF_CHECKED kvf_status cli_chat_open(const cli_chat_options *options, const char *model,
-                                     const kvf_tokenizer *tokenizer, cli_chat *out,
-                                     kvf_error *error);
-void cli_chat_close(cli_chat *chat);
-
-/** The chat that the template is run on. Borrows. */
-kvf_chat cli_chat_of(const cli_chat *chat, const kvf_chat_message *messages, size_t count);
+KVF_CHECKED kvf_status cli_chat_choose(const cli_chat_options *options, const char *model,
+                                       const kvf_tokenizer *tokenizer, cli_chat *out,
+                                       kvf_error *error);
 
 /** The members of a chat. Borrows. */
 typedef struct cli_turns {
-    const char *system;         /* NULL = the template's own */
+    const char *system;         /* NULL = none */
     const json_value *messages; /* a list, or an object with a list "messages"; NULL = none */
     const char *path;           /* where they are, for messages */
     const kvf_text *prompt;     /* what the user says last; NULL = nothing more */

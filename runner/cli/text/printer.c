@@ -36,7 +36,6 @@ static void print_bytes(cli_printer *p, char *bytes, size_t size)
 void cli_printer_begin(cli_printer *p, const cli_stop_texts *stop)
 {
     p->stream = (kvf_token_stream){.tokenizer = p->tokenizer, .skip_special = true};
-    p->channels = p->tokenizer ? kvf_channels_of(p->tokenizer) : (kvf_channels){0};
     p->filter = (cli_stop_filter){.stop = stop};
     p->started = p->failed = false;
 }
@@ -66,9 +65,7 @@ bool cli_printer_token(cli_printer *p, uint32_t id)
         print_bytes(p, number, (size_t)size);
     } else if (id < kvf_tokenizer_size(p->tokenizer) && !kvf_ids_have(p->ends, p->end_count, id)) {
         /* a model may have more rows than tokens */
-        kvf_status status = kvf_token_stream_push(&p->stream, id, &text, NULL);
-        if (status == KVF_OK)
-            status = kvf_channels_push(&p->channels, id, &text);
+        const kvf_status status = kvf_token_stream_push(&p->stream, id, &text, NULL);
         print_text(p, &text, status);
     }
     return !p->filter.found && !p->failed;

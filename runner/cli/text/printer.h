@@ -10,7 +10,6 @@
  * after it.
  */
 
-#include "chat_channels.h"
 #include "model_memory.h"
 #include "tokenizer.h"
 
@@ -52,7 +51,6 @@ typedef struct cli_printer {
     kvf_text *copy; /* what was printed, the caller's; NULL = nobody asks */
 
     kvf_token_stream stream;
-    kvf_channels channels;
     cli_stop_filter filter;
     bool started;
     bool failed; /* standard output did not take it, or memory was short; told on stderr */

@@ -2,7 +2,7 @@
 
 /* Thoughts and answers; see the header. */
 
-#include "chat_template.h"
+#include "chat_format.h"
 
 #include <string.h>
 

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef KVF_MODEL_CHAT_TEMPLATE_H
-#define KVF_MODEL_CHAT_TEMPLATE_H
+#ifndef KVF_MODEL_CHAT_FORMAT_H
+#define KVF_MODEL_CHAT_FORMAT_H
 
 /*
- * A chat as the text that a model was trained on: its own template is run, as Transformers'
- * apply_chat_template does. A few templates are known by name, for models that lost theirs.
+ * A chat as the text that a model was trained on. Ten formats are known by name; each is the shape
+ * of a family's published template without its parts for tools, dates and system prompts.
  *
  * It knows roles and texts, and no family of models. Invariant: the text, encoded with add_special
- * = false, is what the template gives for the same messages.
+ * = false, has the markers of the format as tokens.
  */
 
-#include "jinja.h"
+#include "json.h"
 #include "tokenizer.h"
 
 #include <stdbool.h>
@@ -20,38 +20,29 @@ typedef enum kvf_chat_role {
     KVF_ROLE_SYSTEM,
     KVF_ROLE_USER,
     KVF_ROLE_ASSISTANT,
-    KVF_ROLE_DEVELOPER,
-    KVF_ROLE_TOOL,
 } kvf_chat_role;
 
-/** "system", "user", "assistant", "developer" or "tool"; NULL for a number that is none. */
+/** "system", "user" or "assistant"; NULL for a number that is none. */
 const char *kvf_chat_role_name(unsigned role);
 
 typedef struct kvf_chat_message {
     kvf_chat_role role;
-    const char *text;        /**< UTF-8, zero-terminated */
-    const json_value *given; /**< instead: an object with role, content and more; else NULL */
+    const char *text; /**< UTF-8, zero-terminated */
+    kvf_text joined;  /**< that `text` points to if it was a list of parts */
 } kvf_chat_message;
 
 /**
- * Check a message in the form of Transformers: its role, its fields, its content, which may be a
- * list of text parts.
+ * A message in the form of Transformers: `role`, and `content`, a text or a list of text parts,
+ * which become lines.
  *
  * @param where  what the message is called in an error
- * @return KVF_OK; KVF_INVALID
+ * @param out    borrows from @p value; freed with kvf_text_free(&out->joined), also after an error
+ * @return KVF_OK; KVF_INVALID; KVF_OUT_OF_MEMORY
  */
 KVF_CHECKED kvf_status kvf_chat_message_read(const json_value *value, const char *where,
                                              kvf_chat_message *out, kvf_error *error);
 
-/** A template and the special tokens that it may name. All borrowed. */
-typedef struct kvf_chat_format {
-    const char *name;   /**< for messages; NULL = the model's own */
-    const char *source; /**< Jinja, zero-terminated */
-    const char *bos;    /**< spelling; NULL = not known */
-    const char *eos;
-} kvf_chat_format;
-
-/** Names of templates that are known: X(name). */
+/** Names of the formats: X(name). */
 #define KVF_CHAT_FORMAT_LIST(X)                                                                    \
     X("chatml")                                                                                    \
     X("deepseek-r1")                                                                               \
@@ -64,12 +55,17 @@ typedef struct kvf_chat_format {
     X("qwen3")                                                                                     \
     X("zephyr")
 
+typedef struct kvf_chat_format kvf_chat_format;
+
 /** NULL if it is not known. */
 const kvf_chat_format *kvf_chat_format_find(const char *name);
+const char *kvf_chat_format_name(const kvf_chat_format *format);
+/** Whether the opening of an answer can tell the model not to think. */
+bool kvf_chat_format_thinks(const kvf_chat_format *format);
 
-/** The value of `enable_thinking` for the template. */
+/** Whether the model is to think before it answers. */
 typedef enum kvf_chat_thinking {
-    KVF_THINKING_DEFAULT, /**< nothing */
+    KVF_THINKING_DEFAULT, /**< as the format has it */
     KVF_THINKING_ON,
     KVF_THINKING_OFF,
 } kvf_chat_thinking;
@@ -78,18 +74,14 @@ typedef struct kvf_chat {
     const kvf_chat_format *format;
     const kvf_chat_message *messages; /**< [count], at least one */
     size_t count;
-    const json_value *tools; /**< a list of descriptions, or NULL */
-    bool generate;           /**< end with the opening of an answer */
+    bool generate; /**< end with the opening of an answer */
     kvf_chat_thinking thinking;
-    const jinja_day *today; /**< for templates that write the date; NULL = they cannot ask */
 } kvf_chat;
 
 /**
- * Append the rendered chat to @p text. A template gets messages as they are given; lists of text
- * parts as one text, part by line, if it does not write such a list.
+ * Append the chat to @p text, which an error leaves as it was.
  *
- * @return KVF_OK; KVF_INVALID what the template refuses, such as turns out of order;
- *         KVF_UNSUPPORTED what it uses and is not known here; KVF_CORRUPT, KVF_FULL,
+ * @return KVF_OK; KVF_INVALID if the format refuses the messages, such as turns out of order;
  *         KVF_OUT_OF_MEMORY
  */
 KVF_CHECKED kvf_status kvf_chat_render(const kvf_chat *chat, kvf_text *text, kvf_error *error);
@@ -99,46 +91,23 @@ KVF_CHECKED kvf_status kvf_chat_render(const kvf_chat *chat, kvf_text *text, kvf
 KVF_CHECKED kvf_status kvf_chat_encode(const kvf_chat *chat, const kvf_tokenizer *tokenizer,
                                        kvf_token_ids *ids, kvf_error *error);
 
-/** Whether the template asks for this variable. */
-bool kvf_chat_asks(const kvf_chat_format *format, const char *variable);
-
-/**
- * Whether the markers that the template writes around messages are tokens of this tokenizer, and
- * which token ends an answer.
- *
- * @param end  receives the id, or UINT32_MAX if no single token does, or the template does not
- *             take the question, answer and question that this is asked with
- * @return KVF_OK; KVF_INVALID naming the marker; else as kvf_chat_render
- */
+/** Whether the markers of the format are tokens of this tokenizer. @param end  receives the one
+ * that ends an answer. @return KVF_OK; KVF_INVALID naming the marker */
 KVF_CHECKED kvf_status kvf_chat_check(const kvf_chat_format *format, const kvf_tokenizer *tokenizer,
                                       uint32_t *end, kvf_error *error);
 
-/*
- * Where a model keeps its chat template, and how its special tokens are spelt.
- *
- * It knows names of files and fields, not what a template says. Invariant: a source that has no
- * template has an empty one.
- */
-
-/** Owned texts. Zero-initialise; free with kvf_chat_source_free. */
-typedef struct kvf_chat_source {
-    kvf_text source; /**< bytes NULL: the model has none */
-    kvf_text bos, eos;
-} kvf_chat_source;
+/** The format of a chat template by the markers in it; NULL if none is known that has them. */
+const kvf_chat_format *kvf_chat_format_of(const char *source);
 
 /**
- * From a directory or a GGUF file: `chat_template.jinja`, else `chat_template` of
- * `tokenizer_config.json` (of several the one named "default"), and `bos_token` and `eos_token`
- * from there. A part that is not there says nothing.
+ * The format of a model, a directory or a GGUF file, by its chat template: `chat_template.jinja`,
+ * else `chat_template` of `tokenizer_config.json` (of several the one named "default").
  *
- * @return KVF_OK; KVF_CORRUPT, KVF_SYSTEM, KVF_OUT_OF_MEMORY, and @p out is free then
+ * @return KVF_OK; KVF_INVALID if the model has no template; KVF_UNSUPPORTED if its format is not
+ *         known; KVF_CORRUPT, KVF_SYSTEM, KVF_OUT_OF_MEMORY
  */
-KVF_CHECKED kvf_status kvf_chat_source_read(const char *model, kvf_chat_source *out,
+KVF_CHECKED kvf_status kvf_chat_format_read(const char *model, const kvf_chat_format **out,
                                             kvf_error *error);
-void kvf_chat_source_free(kvf_chat_source *source);
-
-/** The format that the model itself has; `source` is NULL if there is none. Borrows. */
-kvf_chat_format kvf_chat_source_format(const kvf_chat_source *source);
 
 /*
  * A model's thoughts, apart from its answer: <think> ... </think>.

@@ -1,0 +1,339 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Chat formats against what Jinja renders by templates of their shape (goldens/chat.json, written
+ * by make_chat_goldens.py). Then messages, what is refused and how, the markers, and by what a
+ * model's own template is known.
+ */
+
+#include "chat_format.h"
+#include "gguf_image.h"
+#include "json.h"
+#include "model_fixture.h"
+#include "refusals.h"
+#include "unit.h"
+#include "watched_heap.h"
+
+enum { MESSAGES_MAX = 16 };
+
+#define NAME(name) name,
+static const char *const names[] = {KVF_CHAT_FORMAT_LIST(NAME)};
+enum { FORMATS = sizeof names / sizeof *names };
+
+static kvf_tokenizer *open_golden(const char *name)
+{
+    char path[1024];
+    size_t size;
+    snprintf(path, sizeof path, "%s/%s.tokenizer.json", KVF_GOLDENS, name);
+    char *json = fixture_read(path, &size);
+    kvf_tokenizer *tokenizer;
+    kvf_error error;
+    assert_int_equal(kvf_tokenizer_parse(json, size, &tokenizer, &error), KVF_OK);
+    free(json);
+    return tokenizer;
+}
+
+/* ---- goldens ---- */
+
+static const json_value *at(const json_value *list, uint32_t index)
+{
+    const json_value *one = json_first(list);
+    while (index-- > 0)
+        one = json_next(list, one);
+    return one;
+}
+
+static kvf_chat chat_of(const json_value *list, kvf_chat_message *messages)
+{
+    kvf_chat chat = {.messages = messages};
+    assert_true(list->size <= MESSAGES_MAX);
+    for (const json_value *m = json_first(list); m; m = json_next(list, m)) {
+        const char role = m->as.string[0];
+        messages[chat.count++] = (kvf_chat_message){role == 'S'   ? KVF_ROLE_SYSTEM
+                                                    : role == 'U' ? KVF_ROLE_USER
+                                                                  : KVF_ROLE_ASSISTANT,
+                                                    m->as.string + 2,
+                                                    {0}};
+    }
+    return chat;
+}
+
+/* @p expected is a text, or {"refused": why}. */
+static void check_render(const kvf_chat *chat, const json_value *expected, const char *name)
+{
+    kvf_text text = {0};
+    kvf_error error = {0};
+    const kvf_status status = kvf_chat_render(chat, &text, &error);
+    if (expected->kind == JSON_OBJECT) {
+        assert_int_equal(status, KVF_INVALID);
+        assert_non_null(strstr(error.text, json_get(expected, "refused")->as.string));
+        assert_non_null(strstr(error.text, name));
+    } else if (status != KVF_OK) {
+        fail_msg("%s: %s", name, error.text);
+    } else if (text.size != expected->size ||
+               (text.size && memcmp(text.bytes, expected->as.string, text.size) != 0)) {
+        fail_msg("%s:\n%s\nshould be\n%s", name, text.bytes, expected->as.string);
+    }
+    kvf_text_free(&text);
+}
+
+/* [format, chat, whether an answer is opened, enable_thinking or null, text] */
+static void renders_as_jinja(void **state)
+{
+    size_t size, checked = 0, refused = 0;
+    kvf_error error;
+    json_document *document;
+    char *json = fixture_read(KVF_GOLDENS "/chat.json", &size);
+    assert_int_equal(json_parse(json, size, "chat.json", &document, &error), KVF_OK);
+    const json_value *chats = json_get(json_root(document), "chats");
+    const json_value *cases = json_get(json_root(document), "cases");
+    for (const json_value *c = json_first(cases); c; c = json_next(cases, c), checked++) {
+        kvf_chat_message messages[MESSAGES_MAX];
+        kvf_chat chat = chat_of(at(chats, (uint32_t)json_number(at(c, 1))), messages);
+        const char *name = at(c, 0)->as.string;
+        const json_value *thinking = at(c, 3);
+        chat.format = kvf_chat_format_find(name);
+        chat.generate = at(c, 2)->kind == JSON_TRUE;
+        chat.thinking = thinking->kind == JSON_NULL   ? KVF_THINKING_DEFAULT
+                        : thinking->kind == JSON_TRUE ? KVF_THINKING_ON
+                                                      : KVF_THINKING_OFF;
+        check_render(&chat, at(c, 4), name);
+        refused += at(c, 4)->kind == JSON_OBJECT;
+    }
+    assert_true(chats->size >= 24 && checked == chats->size * 2 * (FORMATS + 2));
+    assert_true(refused > 0 && refused < checked / 10);
+    json_free(document);
+    free(json);
+}
+
+static void every_name_has_a_format(void **state)
+{
+    for (size_t i = 0; i < FORMATS; i++) {
+        const kvf_chat_format *format = kvf_chat_format_find(names[i]);
+        assert_non_null(format);
+        assert_string_equal(kvf_chat_format_name(format), names[i]);
+        assert_int_equal(kvf_chat_format_thinks(format), strcmp(names[i], "qwen3") == 0);
+    }
+    assert_null(kvf_chat_format_find("nobody"));
+    assert_null(kvf_chat_role_name(KVF_ROLE_ASSISTANT + 1));
+}
+
+/* ---- messages ---- */
+
+static void parts_become_lines(void **state)
+{
+    static const char json[] =
+        "{\"role\": \"user\", \"content\": [{\"type\": \"text\", \"text\": \"\"}, "
+        "{\"type\": \"text\", \"text\": \"b\"}, {\"type\": \"text\", \"text\": \"c\"}]}";
+    static const char none[] = "{\"role\": \"assistant\", \"content\": []}";
+    json_document *document;
+    kvf_chat_message message;
+    kvf_error error;
+    assert_int_equal(json_parse(json, sizeof json - 1, "m", &document, &error), KVF_OK);
+    assert_int_equal(kvf_chat_message_read(json_root(document), "m", &message, &error), KVF_OK);
+    assert_string_equal(message.text, "\nb\nc");
+    assert_int_equal(message.role, KVF_ROLE_USER);
+    kvf_text_free(&message.joined);
+    json_free(document);
+    assert_int_equal(json_parse(none, sizeof none - 1, "m", &document, &error), KVF_OK);
+    assert_int_equal(kvf_chat_message_read(json_root(document), "m", &message, &error), KVF_OK);
+    assert_string_equal(message.text, "");
+    json_free(document);
+}
+
+/* FIELDS of a message. */
+static kvf_status read_row(void *user, char *change, size_t size, kvf_error *error)
+{
+    json_document *document;
+    kvf_chat_message message;
+    kvf_status status = json_parse_as_written(change, strlen(change), "messages", &document, error);
+    if (status != KVF_OK)
+        return status;
+    status = kvf_chat_message_read(json_root(document), "m.json: message 3", &message, error);
+    kvf_text_free(&message.joined);
+    json_free(document);
+    return status;
+}
+
+static void refuses_messages(void **state)
+{
+    refusals_check(&(refusals){.path = "tests/model/message.refusals", .call = read_row});
+}
+
+/* The text keeps its beginning, whatever fails. */
+static void a_failure_leaves_the_text(void **state)
+{
+    static const kvf_chat_message list[] = {{KVF_ROLE_USER, "a", {0}}, {KVF_ROLE_USER, "b", {0}}};
+    const kvf_chat_format *mistral = kvf_chat_format_find("mistral");
+    const kvf_chat chat = {.format = mistral, .messages = list, .count = 2};
+    const kvf_chat none = {.format = mistral};
+    kvf_text text = {0};
+    kvf_error error = {0};
+    assert_int_equal(kvf_text_append(&text, "kept", 4, &error), KVF_OK);
+    fixture_expect(kvf_chat_render(&none, &text, &error), &error, KVF_INVALID, "no messages");
+    fixture_expect(kvf_chat_render(&chat, &text, &error), &error, KVF_INVALID,
+                   "the chat format mistral refuses these messages: user and assistant must take "
+                   "turns");
+    assert_string_equal(text.bytes, "kept");
+    kvf_text_free(&text);
+    for (size_t i = 0; i < FORMATS; i++) {
+        const kvf_chat one = {
+            .format = kvf_chat_format_find(names[i]), .messages = list, .count = 1};
+        heap h = {.fail_at = 1};
+        heap_watch(&h);
+        assert_int_equal(kvf_chat_render(&one, &text, &error), KVF_OUT_OF_MEMORY);
+        kvf_text_free(&text);
+        assert_int_equal(heap_left(), 0);
+    }
+}
+
+static void refuses_broken_text(void **state)
+{
+    const kvf_chat_message list[] = {{KVF_ROLE_USER, "ab\xff", {0}}};
+    kvf_tokenizer *tokenizer = open_golden("llama3");
+    for (size_t i = 0; i < FORMATS; i++) {
+        const kvf_chat chat = {
+            .format = kvf_chat_format_find(names[i]), .messages = list, .count = 1};
+        kvf_token_ids ids = {0};
+        kvf_error error = {0};
+        fixture_expect(kvf_chat_encode(&chat, tokenizer, &ids, &error), &error, KVF_INVALID,
+                       "(0xff)");
+        assert_int_equal(ids.count, 0);
+    }
+    kvf_tokenizer_close(tokenizer);
+}
+
+/* ---- markers ---- */
+
+static void checks_markers(void **state)
+{
+    kvf_tokenizer *tokenizer = open_golden("llama3");
+    kvf_error error = {0};
+    uint32_t end, eot;
+    assert_true(kvf_tokenizer_find(tokenizer, "<|eot_id|>", &eot));
+    assert_int_equal(kvf_chat_check(kvf_chat_format_find("llama3"), tokenizer, &end, &error),
+                     KVF_OK);
+    assert_int_equal(end, eot);
+    fixture_expect(kvf_chat_check(kvf_chat_format_find("chatml"), tokenizer, &end, &error), &error,
+                   KVF_INVALID, "chat format chatml writes '<|im_start|>', which is no token");
+    kvf_tokenizer_close(tokenizer);
+}
+
+/* ---- the format of a model ---- */
+
+static void expect_format(const char *source, const char *name)
+{
+    const kvf_chat_format *format = kvf_chat_format_of(source);
+    if (!name && format)
+        fail_msg("'%s' is %s", source, kvf_chat_format_name(format));
+    if (name && (!format || strcmp(kvf_chat_format_name(format), name) != 0))
+        fail_msg("'%s' is %s, not %s", source, format ? kvf_chat_format_name(format) : "not known",
+                 name);
+}
+
+/* Pieces of templates as families publish them. */
+static void a_template_is_known_by_its_markers(void **state)
+{
+    expect_format("{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>'}}",
+                  "chatml");
+    expect_format("{%- set content = content.split('</think>')[-1] %}{{- '<|im_start|>' + "
+                  "message.role }}<|im_end|>",
+                  "qwen3");
+    expect_format("{{'<|im_start|>user<|im_sep|>' + message['content'] + '<|im_end|>'}}", "phi4");
+    expect_format("{% set content = '<|start_header_id|>' + message['role'] + '<|end_header_id|>'",
+                  "llama3");
+    expect_format("{{'<|' + message['role'] + '|>' + '\n' + message['content'] + '<|end|>\n' }}"
+                  "{{- '<|assistant|>\n' -}}",
+                  "phi3");
+    expect_format("{{ '<|user|>\n' + message['content'] + eos_token }}{{ '<|assistant|>' }}",
+                  "zephyr");
+    expect_format("{{ '<|user|>\n' + message['content'] }}{{ '<|assistant|>\n' + message['content']"
+                  " + eos_token + '\n' }}",
+                  NULL);
+    expect_format("{{ '[INST] ' + message['content'] + ' [/INST]' }}", "mistral");
+    expect_format("{{ '[INST] <<SYS>>' + message['content'] + ' [/INST]' }}", NULL);
+    expect_format("[AVAILABLE_TOOLS] {{- \"[INST] \" + message[\"content\"] + \"[/INST]\" }}",
+                  "mistral-v3");
+    expect_format("[AVAILABLE_TOOLS]{{- \"[INST]\" + message[\"content\"] + \"[/INST]\" }}",
+                  "mistral-tekken");
+    expect_format("[SYSTEM_PROMPT][AVAILABLE_TOOLS]{{- \"[INST]\" + message[\"content\"] }}", NULL);
+    expect_format("{{'<\xef\xbd\x9c"
+                  "Assistant\xef\xbd\x9c><think>\\n'}}",
+                  "deepseek-r1");
+    expect_format("<|start|>assistant<|channel|>analysis<|message|><|end|>", NULL);
+    expect_format("<start_of_turn>user", NULL);
+    expect_format("", NULL);
+}
+
+static void expect_read(const char *model, const char *name)
+{
+    const kvf_chat_format *format;
+    kvf_error error = {0};
+    if (kvf_chat_format_read(model, &format, &error) != KVF_OK)
+        fail_msg("%s", error.text);
+    assert_string_equal(kvf_chat_format_name(format), name);
+}
+
+static void finds_the_template(void **state)
+{
+    static const char config[] = "tokenizer_config.json", jinja[] = "chat_template.jinja";
+    char *folder = fixture_directory_create();
+    const kvf_chat_format *format;
+    kvf_error error = {0};
+    fixture_expect(kvf_chat_format_read(folder, &format, &error), &error, KVF_INVALID,
+                   "the model has no chat template");
+    fixture_write_text(folder, config, "{\"chat_template\": null}");
+    fixture_expect(kvf_chat_format_read(folder, &format, &error), &error, KVF_INVALID,
+                   "the model has no chat template");
+    fixture_write_text(folder, config, "{\"chat_template\": \"<|start_header_id|>\"}");
+    expect_read(folder, "llama3");
+    fixture_write_text(folder, config,
+                       "{\"chat_template\": [{\"name\": \"tool_use\", \"template\": \"<|im_sep|>\"}"
+                       ", {\"name\": \"default\", \"template\": \"<|start_header_id|>\"}]}");
+    expect_read(folder, "llama3");
+    fixture_write_text(folder, jinja, "<|im_start|><|im_end|>");
+    expect_read(folder, "chatml");
+    fixture_write_text(folder, jinja, "");
+    expect_read(folder, "llama3");
+    fixture_write_text(folder, jinja, "{{ messages }}");
+    fixture_expect(kvf_chat_format_read(folder, &format, &error), &error, KVF_UNSUPPORTED,
+                   "of no format that is known");
+    fixture_write_text(folder, jinja, "five\xff");
+    fixture_expect(kvf_chat_format_read(folder, &format, &error), &error, KVF_CORRUPT,
+                   "chat_template.jinja is not UTF-8: byte 4 does not belong there");
+    fixture_write_text(folder, jinja, "");
+    fixture_write_text(folder, config, "{\"chat_template\": 3}");
+    fixture_expect(kvf_chat_format_read(folder, &format, &error), &error, KVF_CORRUPT,
+                   "tokenizer_config.json: chat_template must be a text");
+    fixture_write_text(folder, config, "{");
+    heap h = {0};
+    heap_watch(&h);
+    fixture_expect(kvf_chat_format_read(folder, &format, &error), &error, KVF_CORRUPT,
+                   "tokenizer_config.json");
+    assert_int_equal(heap_left(), 0);
+    fixture_directory_remove(folder);
+}
+
+static void finds_the_template_of_a_gguf_file(void **state)
+{
+    static const char *const tokens[] = {"a", "<s>", "</s>"};
+    char *folder = fixture_directory_create(), path[1024];
+    gguf_image image = {0};
+    gguf_image_text(&image, "general.architecture", "llama");
+    gguf_image_text(&image, "tokenizer.ggml.model", "gpt2");
+    gguf_image_texts(&image, "tokenizer.ggml.tokens", tokens, 3);
+    gguf_image_text(&image, "tokenizer.chat_template", "{{ \"<|start_header_id|>\xc3\xa9\\n\" }}");
+    gguf_image_write(&image, folder, "model.gguf");
+    snprintf(path, sizeof path, "%s/model.gguf", folder);
+    expect_read(path, "llama3");
+    gguf_image_free(&image);
+    fixture_directory_remove(folder);
+}
+
+int main(void)
+{
+    return unit_run(renders_as_jinja, every_name_has_a_format, parts_become_lines, refuses_messages,
+                    a_failure_leaves_the_text, refuses_broken_text, checks_markers,
+                    a_template_is_known_by_its_markers, finds_the_template,
+                    finds_the_template_of_a_gguf_file);
+}
