@@ -8,6 +8,7 @@
 
 #include "options.h"
 #include "output.h"
+#include "progress.h"
 
 #include <kvferry/disk.h>
 #include <kvferry/link.h>
@@ -18,6 +19,79 @@
 int cli_bench_link_main(int argc, char **argv);
 int cli_bench_disk_main(int argc, char **argv);
 int cli_bench_decode_main(int argc, char **argv);
+
+/*
+ * A sweep: cases by the values of options, and a table of what they gave.
+ *
+ * It knows options, progress and output, not what a case is. Invariant: a sweep that is zero or
+ * half open can be closed.
+ */
+
+/** Options of the results. */
+typedef struct bench_results {
+    cli_format format;
+    const char *json; /* a file, or NULL */
+} bench_results;
+
+/** Zero-initialise all but columns and column_count of the table. */
+typedef struct bench_sweep {
+    cli_command command;
+    bench_results results;
+    kvf_runtime *runtime;
+    cli_table table;
+    cli_output json;
+    cli_progress progress;
+    char device[280];
+    uint64_t done;     /* cases */
+    uint32_t measured; /* of them, those that gave figures */
+    bool goes_on, failed;
+} bench_sweep;
+
+/** --format and --json; @p at = offset of a bench_results in the options. */
+void bench_add_results(cli_command *command, size_t at);
+
+/** Values that an option has where the command line gives none; NULL = it is not swept. */
+typedef const char *(*bench_values_fn)(void *user, const char *option);
+
+/** Lists of the command line, or else of @p swept, which may be NULL. @return how many */
+uint32_t bench_axes(const cli_command *command, bench_values_fn swept, void *user,
+                    cli_axis axes[CLI_AXES_MAX]);
+
+/** From now on Ctrl-C is heard; the JSON file and the runtime are open.
+ * @return false after a message */
+bool bench_open(bench_sweep *sweep, const bench_results *results, const kvf_runtime_config *config);
+/** Whether a call of the library went well. @return false after a message with @p option in front
+ */
+bool bench_opened(bench_sweep *sweep, kvf_status status, const char *option);
+
+/** @return whether to go on */
+typedef bool (*bench_case_fn)(void *user, uint64_t n);
+
+/** Cases 0 to @p count - 1, until one ends it or Ctrl-C does; several times, between a begin, which
+ * shows a bar, and an end. */
+void bench_begin(bench_sweep *sweep, uint64_t total, const char *unit);
+void bench_walk(bench_sweep *sweep, uint64_t count, bench_case_fn run, void *user);
+void bench_end(bench_sweep *sweep);
+
+/** A row of empty cells. @return NULL after a message */
+cli_cell *bench_row(bench_sweep *sweep);
+
+#define BENCH_FIT_MAX 24u
+
+/** A line through rows @p of [count, at most BENCH_FIT_MAX]: the four cells from @p first_column on
+ * become its value there, its intercept, its rate and R2. */
+void bench_fit(cli_table *table, const uint32_t *of, uint32_t count, uint32_t x_column,
+               uint32_t y_column, uint32_t first_column);
+
+/** "NAME (cuda)", as long as the sweep. */
+const char *bench_device(bench_sweep *sweep);
+
+/** The table and the JSON file, below facts of the machine and @p own, which end with a name NULL.
+ * @return false after a message */
+bool bench_write(bench_sweep *sweep, const cli_fact *own);
+
+/** @param is_done  cases have run. @return the exit status */
+int bench_close(bench_sweep *sweep, bool is_done);
 
 /*
  * The suites of `kvferry bench link` and its command line.
@@ -31,37 +105,31 @@ int cli_bench_decode_main(int argc, char **argv);
 typedef struct link_options {
     bool chosen[LINK_SUITE_COUNT];
     bool all, list;
-    cli_format format;
+    bench_results results;
     const char *samples;
-    const char *json;
     const char *cpus; /* list; NULL = all that the process has */
     uint32_t gap_us;
     kvf_link_case base;
     kvf_runtime_config runtime;
 } link_options;
 
-/** The command line, with the lists that were given. */
-typedef struct link_sweep {
-    cli_command command;
-    char usage[2048];
-    char nodes[128]; /* NUMA nodes that can be asked for */
-} link_sweep;
-
 /** @return -1 to go on, else the exit status */
-int link_options_parse(int argc, char **argv, link_sweep *sweep, link_options *out);
+int link_options_parse(int argc, char **argv, cli_command *command, link_options *out);
 
 const char *link_suite_name(uint32_t suite);
 
-/** Axes of a suite under the options. @p runtime NULL: NUMA nodes are not known. @return how many
- */
-uint32_t link_suite_axes(uint32_t suite, link_sweep *sweep, const kvf_runtime *runtime,
-                         cli_axis axes[CLI_AXES_MAX]);
+#define LINK_NODES_BYTES 128u
+
+/** Axes of a suite under the options. @p runtime NULL: NUMA nodes are not known, else @p nodes
+ * receives the list of them. @return how many */
+uint32_t link_suite_axes(uint32_t suite, const cli_command *command, const kvf_runtime *runtime,
+                         char nodes[LINK_NODES_BYTES], cli_axis axes[CLI_AXES_MAX]);
 
 /** The case of the same sweep that case @p n is measured against: gathering against memcpy, the
     whole against its copies, all else alike. UINT64_MAX = it has none. */
 uint64_t link_baseline(const cli_axis *axes, uint32_t count, uint64_t n);
 
-void link_print_list(link_sweep *sweep, const link_options *o);
+void link_print_list(const cli_command *command, const link_options *o);
 
 /*
  * `kvferry bench disk`: its options.
@@ -75,19 +143,14 @@ typedef struct disk_options {
     const char *folder;
     uint64_t file_bytes, pass_bytes;
     uint32_t rounds, rest_ms;
-    cli_format format;
-    const char *json;
+    bench_results results;
 } disk_options;
 
-/** The command line, with the axes that it or the defaults give. */
-typedef struct disk_sweep {
-    cli_command command;
-    cli_axis axes[CLI_AXES_MAX];
-    uint32_t axis_count;
-} disk_sweep;
-
 /** @return -1 to go on, else the exit status */
-int disk_options_parse(int argc, char **argv, disk_sweep *sweep, disk_options *out);
+int disk_options_parse(int argc, char **argv, cli_command *command, disk_options *out);
+
+/** Values of an option where the command line gives none. */
+const char *disk_swept(void *user, const char *option);
 
 /*
  * The machine of figures: processor, kernel, CPUs of this process.

@@ -4,8 +4,7 @@
 
 /* The command line of `kvferry bench decode`. Knows no results. */
 
-#include "options.h"
-#include "output.h"
+#include "bench.h"
 
 #include <kvferry/kvferry.h>
 
@@ -21,18 +20,11 @@ typedef struct decode_options {
     double drift;
     uint64_t seed;
     bool record, eager, afresh, forks;
-    cli_format format;
-    const char *json;
+    bench_results results;
 } decode_options;
 
-typedef struct decode_sweep {
-    cli_command command;
-    cli_axis axes[CLI_AXES_MAX];
-    uint32_t axis_count;
-} decode_sweep;
-
 /** @return -1 to go on, else the exit status */
-int decode_options_parse(int argc, char **argv, decode_sweep *sweep, decode_options *out);
+int decode_options_parse(int argc, char **argv, cli_command *command, decode_options *out);
 
 /*
  * Keys, values and queries of `kvferry bench decode`, where a model's own kernels would have left

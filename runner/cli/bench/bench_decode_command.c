@@ -16,8 +16,6 @@
 
 #include "commands.h"
 #include "common/clock.h"
-#include "interrupt.h"
-#include "progress.h"
 
 #include <kvferry/link.h>
 
@@ -31,16 +29,15 @@
 #define BLOCK_TOKENS 64u /* of a block, at most */
 
 typedef struct decode_bench {
+    bench_sweep sweep;
     decode_options o; /* of the case that is measured */
-    decode_sweep sweep;
-    kvf_runtime *runtime;
+    cli_axis axes[CLI_AXES_MAX];
+    uint32_t axis_count;
+    uint64_t per_context; /* cases */
     kvf_stream *stream;
     decode_inputs inputs;
     void *out;
     decode_rates rates;
-    cli_table table;
-    cli_output json;
-    bool failed;
 } decode_bench;
 
 /* Cases that take turns, step by step, on the same inputs. */
@@ -140,7 +137,7 @@ static kvf_status record_step(const decode_bench *b, decode_case *c)
 /* A GPU is fast enough that launches one by one would be all there is to see. */
 static bool records(const decode_bench *b)
 {
-    return b->o.record || (kvf_runtime_device(b->runtime) == KVF_DEVICE_CUDA && !b->o.eager);
+    return b->o.record || (kvf_runtime_device(b->sweep.runtime) == KVF_DEVICE_CUDA && !b->o.eager);
 }
 
 static kvf_status record_if_wanted(const decode_bench *b, decode_case *c)
@@ -256,7 +253,7 @@ static kvf_status open_case(const decode_bench *b, decode_case *c, kvf_error *er
     if (c->hot_heads < 1.0 && !(mask = make_mask(c)))
         return KVF_OUT_OF_MEMORY;
     c->config.head_mask = mask;
-    const kvf_status status = kvf_cache_open(b->runtime, &c->config, &c->cache, error);
+    const kvf_status status = kvf_cache_open(b->sweep.runtime, &c->config, &c->cache, error);
     c->config.head_mask = NULL;
     free(mask);
     return status;
@@ -283,17 +280,18 @@ static void set_failure(decode_bench *b, const decode_cases *c, kvf_status statu
                                                        : is_lack                 ? "does not fit"
                                                                  : kvf_status_name(status));
     fprintf(stderr, "\nkvferry: %s\n", error->text);
-    b->failed = b->failed || !is_lack;
+    b->sweep.failed = b->sweep.failed || !is_lack;
 }
 
 /* @return false if there is no memory for a row */
 static bool add_rows(decode_bench *b, const decode_cases *c, cli_cell (*rows)[DECODE_COLUMN_COUNT])
 {
     for (uint32_t i = 0; i < c->count; i++) {
-        cli_cell *row = cli_table_row(&b->table);
+        cli_cell *row = bench_row(&b->sweep);
         if (!row)
             return false;
         memcpy(row, rows[i], sizeof rows[i]);
+        b->sweep.measured += row[DECODE_MEDIAN].is_set;
     }
     return true;
 }
@@ -314,7 +312,7 @@ static bool run_cases_together(decode_bench *b, decode_cases *c)
     if (status == KVF_OK) {
         status = run_steps(b, c);
         if (status != KVF_OK)
-            error = *kvf_runtime_error(b->runtime);
+            error = *kvf_runtime_error(b->sweep.runtime);
     }
     (void)!kvf_stream_wait(b->stream);
     for (uint32_t i = 0; i < c->count; i++)
@@ -331,7 +329,7 @@ static bool run_dense_case(decode_bench *b)
 }
 
 /* With a disk tier, beside the same without; forks beside sequences of their own. */
-static bool run_case(decode_bench *b)
+static bool run_beside(decode_bench *b)
 {
     decode_cases c = {.cases = {case_of(b), case_of(b)}, .count = 1};
     if (b->o.cache.disk_path) {
@@ -350,52 +348,32 @@ static kvf_status reserve(decode_bench *b)
 {
     const size_t out = (size_t)DECODE_BATCH_MAX * b->o.cache.kv_heads * b->o.group *
                        b->o.cache.head_dim * sizeof *b->inputs.q.host;
-    kvf_status status = kvf_stream_create(b->runtime, &b->stream);
+    kvf_status status = kvf_stream_create(b->sweep.runtime, &b->stream);
     if (status == KVF_OK)
-        status = decode_inputs_open(&b->inputs, b->runtime, b->stream, &b->o);
+        status = decode_inputs_open(&b->inputs, b->sweep.runtime, b->stream, &b->o);
     if (status == KVF_OK)
-        status = kvf_memory_alloc(b->runtime, out, &b->out);
+        status = kvf_memory_alloc(b->sweep.runtime, out, &b->out);
     if (status == KVF_OK)
-        status = decode_floor_reading(b->runtime, b->stream, &b->rates.read_rate);
-    return status == KVF_OK ? decode_floor_link(b->runtime, &b->rates.link_rate) : status;
+        status = decode_floor_reading(b->sweep.runtime, b->stream, &b->rates.read_rate);
+    return status == KVF_OK ? decode_floor_link(b->sweep.runtime, &b->rates.link_rate) : status;
 }
 
-static void run_cases(decode_bench *b)
+static bool run_case(void *user, uint64_t n)
 {
-    const decode_sweep *s = &b->sweep;
-    const uint64_t cases = cli_axes_product(s->axes, s->axis_count);
-    const char *contexts = cli_option_find(&s->command, "context")->given;
-    const uint64_t per_context = contexts ? cases / cli_axis_count(contexts) : cases;
-    bool go_on = true;
-    cli_progress progress;
-    cli_progress_begin(&progress, "measuring", cases, "cases");
-    for (uint64_t n = 0; n < cases && go_on && !cli_interrupted(); n++) {
-        cli_axes_set(s->axes, s->axis_count, n, &b->o);
-        if (n % per_context == 0) {
-            b->rates.dense_ns = NAN;
-            go_on = !b->o.dense_steps || run_dense_case(b);
-        }
-        go_on = go_on && run_case(b);
-        cli_progress_at(&progress, n + 1);
+    decode_bench *b = user;
+    cli_axes_set(b->axes, b->axis_count, n, &b->o);
+    if (n % b->per_context == 0) {
+        b->rates.dense_ns = NAN;
+        if (b->o.dense_steps && !run_dense_case(b))
+            return false;
     }
-    cli_progress_end(&progress);
-    b->failed = b->failed || !go_on;
+    return run_beside(b);
 }
 
 static bool write_results(decode_bench *b)
 {
     const kvf_cache_config *c = &b->o.cache;
-    const char *device = kvf_runtime_device(b->runtime) == KVF_DEVICE_CUDA ? "cuda" : "host";
-    bench_machine machine;
-    bench_machine_read(&machine);
-    const cli_fact facts[] = {{"kvferry", kvf_version(), 0.0},
-                              {"bench", "decode", 0.0},
-                              {"machine", machine.processor, 0.0},
-                              {"kernel", machine.kernel, 0.0},
-                              {"cpus", NULL, machine.cpus},
-                              {"device", device, 0.0},
-                              {"device_name", kvf_runtime_device_name(b->runtime), 0.0},
-                              {"layers", NULL, c->layers},
+    const cli_fact facts[] = {{"layers", NULL, c->layers},
                               {"kv_heads", NULL, c->kv_heads},
                               {"group", NULL, b->o.group},
                               {"head_dim", NULL, c->head_dim},
@@ -404,48 +382,41 @@ static bool write_results(decode_bench *b)
                               {"read_gb_per_s", NULL, b->rates.read_rate},
                               {"link_gb_per_s", NULL, b->rates.link_rate},
                               {NULL, NULL, 0.0}};
-    kvf_print(
-        stderr,
-        "%s (%s): reads %.1f GB/s, link %.1f GB/s; %u layers, %u KV heads, group %u, head_dim "
-        "%u, bf16, pages of %u\n",
-        kvf_runtime_device_name(b->runtime), device, b->rates.read_rate, b->rates.link_rate,
-        c->layers, c->kv_heads, b->o.group, c->head_dim, c->page_size);
-    return cli_table_write(&b->table, b->o.format, facts, stdout) &&
-           cli_table_save(&b->table, facts, &b->json);
+    kvf_print(stderr,
+              "%s: reads %.1f GB/s, link %.1f GB/s; %u layers, %u KV heads, group %u, head_dim %u, "
+              "bf16, pages of %u\n",
+              bench_device(&b->sweep), b->rates.read_rate, b->rates.link_rate, c->layers,
+              c->kv_heads, b->o.group, c->head_dim, c->page_size);
+    return bench_write(&b->sweep, facts);
 }
 
-static int run_all(decode_bench *b)
+static bool run_all(decode_bench *b)
 {
-    kvf_error error = {0};
-    if (kvf_runtime_open(&b->o.runtime, &b->runtime, &error) != KVF_OK) {
-        cli_complain(&b->sweep.command, error.text);
-        return 1;
-    }
-    if (reserve(b) != KVF_OK) {
-        fprintf(stderr, "kvferry: %s\n", kvf_runtime_error(b->runtime)->text);
-        return 1;
-    }
-    run_cases(b);
-    b->failed = !write_results(b) || b->failed;
-    return cli_interrupted() ? cli_interrupt_status() : b->failed ? 1 : 0;
+    const char *contexts = cli_option_find(&b->sweep.command, "context")->given;
+    b->axis_count = bench_axes(&b->sweep.command, NULL, NULL, b->axes);
+    const uint64_t cases = cli_axes_product(b->axes, b->axis_count);
+    b->per_context = contexts ? cases / cli_axis_count(contexts) : cases;
+    bench_begin(&b->sweep, cases, "cases");
+    bench_walk(&b->sweep, cases, run_case, b);
+    bench_end(&b->sweep);
+    b->sweep.failed = !write_results(b) || b->sweep.failed;
+    return true;
 }
 
 int cli_bench_decode_main(int argc, char **argv)
 {
-    decode_bench b = {.table = {.columns = decode_columns, .column_count = DECODE_COLUMN_COUNT}};
+    decode_bench b = {
+        .sweep.table = {.columns = decode_columns, .column_count = DECODE_COLUMN_COUNT}};
     char calibration[CLI_CALIBRATION_BYTES];
-    const int parsed = decode_options_parse(argc, argv, &b.sweep, &b.o);
+    const int parsed = decode_options_parse(argc, argv, &b.sweep.command, &b.o);
     if (parsed >= 0)
         return parsed;
     cli_calibration_choose(&b.o.runtime, calibration);
-    cli_interrupt_watch();
-    const int status = !b.o.json || cli_output_open(&b.json, b.o.json) ? run_all(&b) : 1;
-    cli_output_discard(&b.json);
+    const bool is_done = bench_open(&b.sweep, &b.o.results, &b.o.runtime) &&
+                         bench_opened(&b.sweep, reserve(&b), "") && run_all(&b);
     decode_inputs_close(&b.inputs);
-    if (b.runtime)
-        kvf_memory_free(b.runtime, b.out);
+    if (b.sweep.runtime)
+        kvf_memory_free(b.sweep.runtime, b.out);
     kvf_stream_destroy(b.stream);
-    kvf_runtime_close(b.runtime);
-    cli_table_free(&b.table);
-    return status;
+    return bench_close(&b.sweep, is_done);
 }

@@ -46,10 +46,6 @@ static const cli_option rows[] = {
             .meaning = "replay a recorded step; refuse what cannot be recorded (CUDA)"}},
     {.is = {"eager", KVF_SETTING_SWITCH, FIELD(eager),
             .meaning = "enqueue every step, where CUDA would replay a recorded one"}},
-    {.is = {"json", KVF_SETTING_TEXT, FIELD(json), .meaning = "write every figure there as well"}},
-    {.is = {"format", KVF_SETTING_NAME, FIELD(format), .names = cli_format_names, .high = 4,
-            .meaning = "format of the results; share/kvferry/decode.gnuplot draws csv"},
-     .letter = 'o'},
 };
 
 /* Settings of the library, but for those that follow from other options. */
@@ -87,9 +83,8 @@ static void set_defaults(void *options)
     o->cache.head_dim = 128;
 }
 
-int decode_options_parse(int argc, char **argv, decode_sweep *sweep, decode_options *out)
+int decode_options_parse(int argc, char **argv, cli_command *c, decode_options *out)
 {
-    cli_command *c = &sweep->command;
     c->name = "bench decode";
     c->usage = "usage: kvferry bench decode [OPTION...]\n\n"
                "Time decode steps on random keys, per layer, beside what the bytes alone would "
@@ -101,11 +96,9 @@ int decode_options_parse(int argc, char **argv, decode_sweep *sweep, decode_opti
     cli_add_cache(c, offsetof(decode_options, cache), of_cache);
     cli_heading(c, "Measurement:");
     cli_add(c, rows, sizeof rows / sizeof *rows, 0);
+    bench_add_results(c, offsetof(decode_options, results));
     cli_add_runtime(c, offsetof(decode_options, runtime));
     const int parsed = cli_parse(c, argc, argv, out);
-    for (uint32_t i = 0; i < c->count; i++)
-        if (c->options[i].is_list && c->options[i].given)
-            sweep->axes[sweep->axis_count++] = (cli_axis){&c->options[i], c->options[i].given};
     if (parsed < 0 && out->forks && out->cache.disk_path) {
         cli_complain(c, "--forks and --disk each take turns with a case of their own; give one");
         return 2;

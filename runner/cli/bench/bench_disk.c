@@ -11,8 +11,6 @@
 #include "bench.h"
 
 #include "common/percentile.h"
-#include "interrupt.h"
-#include "progress.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -71,16 +69,12 @@ typedef struct disk_row {
 } disk_row;
 
 typedef struct disk_run {
+    bench_sweep sweep;
     disk_options options;
-    disk_sweep sweep;
-    kvf_runtime *runtime;
     kvf_disk *disk;
     disk_row *rows; /* [row_count], the first PEAKS in order: what the disk can do */
     uint32_t row_count;
-    cli_table table;
-    cli_output json;
     uint32_t lacks; /* a bit per engine and mode that this machine has not */
-    bool failed;
 } disk_run;
 
 static void set_extents(const disk_run *run, kvf_disk_case *c)
@@ -131,7 +125,9 @@ static void add_case(disk_run *run, const kvf_disk_case *c)
 
 static bool list_cases(disk_run *run)
 {
-    const uint64_t cases = cli_axes_product(run->sweep.axes, run->sweep.axis_count);
+    cli_axis axes[CLI_AXES_MAX];
+    const uint32_t count = bench_axes(&run->sweep.command, disk_swept, NULL, axes);
+    const uint64_t cases = cli_axes_product(axes, count);
     run->rows = calloc(cases + PEAKS, sizeof *run->rows);
     if (!run->rows) {
         fputs("kvferry: no memory for the results\n", stderr);
@@ -140,7 +136,7 @@ static bool list_cases(disk_run *run)
     add_peaks(run);
     for (uint64_t n = 0; n < cases; n++) {
         disk_options o = run->options;
-        cli_axes_set(run->sweep.axes, run->sweep.axis_count, n, &o);
+        cli_axes_set(axes, count, n, &o);
         add_case(run, &o.base);
     }
     for (uint32_t i = PEAKS; i < run->row_count; i++) {
@@ -182,36 +178,36 @@ static bool run_pass(disk_run *run, disk_row *row, uint32_t round)
     /* A lack of the machine is said once. */
     const uint32_t kind = 1u << (2 * (uint32_t)c.engine + (c.direct != 0));
     if (status != KVF_UNSUPPORTED || !(run->lacks & kind))
-        fprintf(stderr, "\nkvferry: %s\n", kvf_runtime_error(run->runtime)->text);
+        fprintf(stderr, "\nkvferry: %s\n", kvf_runtime_error(run->sweep.runtime)->text);
     run->lacks |= status == KVF_UNSUPPORTED ? kind : 0;
     /* A lack of the machine is an answer, also of the peak, which then does without. */
     if (status == KVF_UNSUPPORTED && row < run->rows + PEAKS) {
         if (row->c.engine == KVF_DISK_URING &&
-            !strstr(kvf_runtime_error(run->runtime)->text, "direct"))
+            !strstr(kvf_runtime_error(run->sweep.runtime)->text, "direct"))
             row->c.engine = KVF_DISK_PREADV;
         else
             row->c.direct = 0;
         return run_pass(run, row, round);
     }
     row->status = status == KVF_UNSUPPORTED ? "not here" : kvf_status_name(status);
-    run->failed = run->failed || status != KVF_UNSUPPORTED;
+    run->sweep.failed = run->sweep.failed || status != KVF_UNSUPPORTED;
     return status == KVF_UNSUPPORTED;
 }
 
+static bool run_case(void *user, uint64_t n)
+{
+    disk_run *run = user;
+    return run_pass(run, &run->rows[n % run->row_count], (uint32_t)(n / run->row_count));
+}
+
+/* @return rounds that have begun */
 static uint32_t run_rounds(disk_run *run)
 {
-    cli_progress progress;
-    uint32_t round = 0;
-    bool go_on = true;
-    cli_progress_begin(&progress, "measuring", (uint64_t)run->row_count * run->options.rounds,
-                       "passes");
-    for (; round < run->options.rounds && go_on; round++)
-        for (uint32_t i = 0; i < run->row_count && go_on; i++) {
-            go_on = run_pass(run, &run->rows[i], round) && !cli_interrupted();
-            cli_progress_at(&progress, (uint64_t)round * run->row_count + i + 1);
-        }
-    cli_progress_end(&progress);
-    return round;
+    const uint64_t passes = (uint64_t)run->row_count * run->options.rounds;
+    bench_begin(&run->sweep, passes, "passes");
+    bench_walk(&run->sweep, passes, run_case, run);
+    bench_end(&run->sweep);
+    return (uint32_t)((run->sweep.done + run->row_count - 1) / run->row_count);
 }
 
 /* ---- figures ---- */
@@ -262,16 +258,15 @@ static bool add_figures(disk_run *run, const disk_row *r)
 {
     static const char *const kept[] = {"", "memory", "file", "memory, file"};
     double rates[DISK_ROUNDS_MAX];
-    cli_cell *row = cli_table_row(&run->table);
-    if (!row) {
-        fputs("kvferry: no memory for the results\n", stderr);
+    cli_cell *row = bench_row(&run->sweep);
+    if (!row)
         return false;
-    }
     set_names(row, &r->c);
     if (r->status)
         cli_cell_text(&row[DISK_STATUS], r->status);
     if (r->rounds == 0)
         return true;
+    run->sweep.measured += r >= run->rows + PEAKS;
     memcpy(rates, r->rate, r->rounds * sizeof *rates);
     cli_cells_spread(&row[DISK_RATE], rates, r->rounds);
     cli_cell_real(&row[DISK_US], 1e-3 * (double)r->c.extent_bytes / row[DISK_RATE].real);
@@ -294,38 +289,21 @@ static bool is_same_line(const disk_run *run, uint32_t a, uint32_t b)
 {
     const kvf_disk_case *x = &run->rows[a].c, *y = &run->rows[b].c;
     return x->what == y->what && x->engine == y->engine && x->direct == y->direct &&
-           x->depth == y->depth && cli_table_at(&run->table, b, DISK_US)->is_set;
-}
-
-#define FIT_POINTS_MAX 24u
-
-static void fit_line(disk_run *run, uint32_t first)
-{
-    double x[FIT_POINTS_MAX], y[FIT_POINTS_MAX];
-    uint32_t rows[FIT_POINTS_MAX], count = 0;
-    kvf_link_line line;
-    for (uint32_t i = first; i < run->table.row_count && count < FIT_POINTS_MAX; i++)
-        if (is_same_line(run, first, i)) {
-            rows[count] = i;
-            x[count] = (double)run->rows[i].c.extent_bytes;
-            y[count++] = cli_table_at(&run->table, i, DISK_US)->real;
-        }
-    if (kvf_link_fit(x, y, count, 1, &line) != KVF_OK)
-        return;
-    for (uint32_t i = 0; i < count; i++) {
-        cli_cell *row = run->table.cells + (size_t)rows[i] * run->table.column_count;
-        cli_cell_real(&row[DISK_PREDICTED], line.intercept + line.slope * x[i]);
-        cli_cell_real(&row[DISK_INTERCEPT], line.intercept);
-        cli_cell_real(&row[DISK_SLOPE_RATE], 1e-3 / line.slope);
-        cli_cell_real(&row[DISK_R2], line.r_squared);
-    }
+           x->depth == y->depth && cli_table_at(&run->sweep.table, b, DISK_US)->is_set;
 }
 
 static void fit_lines(disk_run *run)
 {
-    for (uint32_t i = PEAKS; i < run->table.row_count; i++)
-        if (!cli_table_at(&run->table, i, DISK_R2)->is_set)
-            fit_line(run, i);
+    cli_table *t = &run->sweep.table;
+    for (uint32_t first = PEAKS; first < t->row_count; first++) {
+        uint32_t of[BENCH_FIT_MAX], count = 0;
+        if (cli_table_at(t, first, DISK_R2)->is_set)
+            continue;
+        for (uint32_t i = first; i < t->row_count && count < BENCH_FIT_MAX; i++)
+            if (is_same_line(run, first, i))
+                of[count++] = i;
+        bench_fit(t, of, count, DISK_EXTENT_BYTES, DISK_US, DISK_PREDICTED);
+    }
 }
 
 /* ---- all ---- */
@@ -333,17 +311,11 @@ static void fit_lines(disk_run *run)
 static bool open_run(disk_run *run)
 {
     const disk_options *o = &run->options;
-    kvf_error error = {0};
-    if (kvf_runtime_open(&o->runtime, &run->runtime, &error) != KVF_OK) {
-        cli_complain(&run->sweep.command, error.text);
-        return false;
-    }
-    if (o->json && !cli_output_open(&run->json, o->json))
-        return false;
-    if (kvf_disk_open(run->runtime, o->folder, o->file_bytes, &run->disk) == KVF_OK)
-        return list_cases(run);
-    fprintf(stderr, "kvferry: --disk: %s\n", kvf_runtime_error(run->runtime)->text);
-    return false;
+    bench_sweep *s = &run->sweep;
+    return bench_open(s, &o->results, &o->runtime) &&
+           bench_opened(s, kvf_disk_open(s->runtime, o->folder, o->file_bytes, &run->disk),
+                        "--disk: ") &&
+           list_cases(run);
 }
 
 static bool write_results(disk_run *run, uint32_t rounds)
@@ -353,14 +325,7 @@ static bool write_results(disk_run *run, uint32_t rounds)
         peaks[i] = peak_of(run, i);
     kvf_sort(peaks, rounds);
     peak = rounds ? kvf_percentile(peaks, rounds, 50) : 0.0;
-    bench_machine machine;
-    bench_machine_read(&machine);
-    const cli_fact facts[] = {{"kvferry", kvf_version(), 0.0},
-                              {"bench", "disk", 0.0},
-                              {"machine", machine.processor, 0.0},
-                              {"kernel", machine.kernel, 0.0},
-                              {"cpus", NULL, machine.cpus},
-                              {"file_bytes", NULL, (double)run->options.file_bytes},
+    const cli_fact facts[] = {{"file_bytes", NULL, (double)run->options.file_bytes},
                               {"pass_bytes", NULL, (double)run->options.pass_bytes},
                               {"rounds", NULL, rounds},
                               {"rest_ms", NULL, run->options.rest_ms},
@@ -369,40 +334,28 @@ static bool write_results(disk_run *run, uint32_t rounds)
                               {NULL, NULL, 0.0}};
     kvf_print(stderr, "file of %llu MiB, %u rounds: peak %.3f GB/s, the best of a round in order\n",
               (unsigned long long)(run->options.file_bytes >> 20), rounds, peak);
-    return cli_table_write(&run->table, run->options.format, facts, stdout) &&
-           cli_table_save(&run->table, facts, &run->json);
+    return bench_write(&run->sweep, facts);
 }
 
-static int run_all(disk_run *run)
+static bool run_all(disk_run *run)
 {
     const uint32_t rounds = run_rounds(run);
     for (uint32_t i = 0; i < run->row_count; i++)
         if (!add_figures(run, &run->rows[i]))
-            return 1;
+            return false;
     fit_lines(run);
-    run->failed = !write_results(run, rounds) || run->failed;
-    uint32_t measured = 0;
-    for (uint32_t i = PEAKS; i < run->row_count; i++)
-        measured += run->rows[i].rounds > 0;
-    if (measured == 0 && !cli_interrupted()) {
-        fputs("kvferry: nothing was measured: see the status of each case\n", stderr);
-        run->failed = true;
-    }
-    return cli_interrupted() ? cli_interrupt_status() : run->failed ? 1 : 0;
+    run->sweep.failed = !write_results(run, rounds) || run->sweep.failed;
+    return true;
 }
 
 int cli_bench_disk_main(int argc, char **argv)
 {
-    disk_run run = {.table = {.columns = columns, .column_count = DISK_COLUMN_COUNT}};
-    const int parsed = disk_options_parse(argc, argv, &run.sweep, &run.options);
+    disk_run run = {.sweep.table = {.columns = columns, .column_count = DISK_COLUMN_COUNT}};
+    const int parsed = disk_options_parse(argc, argv, &run.sweep.command, &run.options);
     if (parsed >= 0)
         return parsed;
-    cli_interrupt_watch();
-    const int status = open_run(&run) ? run_all(&run) : 1;
-    cli_output_discard(&run.json);
-    cli_table_free(&run.table);
+    const bool is_done = open_run(&run) && run_all(&run);
     free(run.rows);
     kvf_disk_close(run.disk);
-    kvf_runtime_close(run.runtime);
-    return status;
+    return bench_close(&run.sweep, is_done);
 }

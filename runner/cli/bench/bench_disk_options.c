@@ -43,10 +43,6 @@ static const cli_option rows[] = {
     {.is = {"rest-ms", KVF_SETTING_WHOLE, FIELD(rest_ms), .high = 60000,
             .meaning =
                 "milliseconds of rest before every pass, for disks that limit the mean rate"}},
-    {.is = {"format", KVF_SETTING_NAME, FIELD(format), .names = cli_format_names, .high = 4,
-            .meaning = "format of the results; share/kvferry/disk.gnuplot draws csv"},
-     .letter = 'o'},
-    {.is = {"json", KVF_SETTING_TEXT, FIELD(json), .meaning = "write every figure there as well"}},
 };
 
 static void set_defaults(void *options)
@@ -60,17 +56,17 @@ static void set_defaults(void *options)
     kvf_runtime_config_init(&o->runtime);
 }
 
-static const char *default_values(const char *name)
+const char *disk_swept(void *user, const char *option)
 {
+    (void)user;
     for (size_t i = 0; i < sizeof swept / sizeof *swept; i++)
-        if (strcmp(swept[i][0], name) == 0)
+        if (strcmp(swept[i][0], option) == 0)
             return swept[i][1];
     return NULL;
 }
 
-int disk_options_parse(int argc, char **argv, disk_sweep *sweep, disk_options *out)
+int disk_options_parse(int argc, char **argv, cli_command *c, disk_options *out)
 {
-    cli_command *c = &sweep->command;
     c->name = "bench disk";
     c->usage = "usage: kvferry bench disk [--disk DIR] [OPTION...]\n\n"
                "Time reads of extents of a file, by engine, size and depth, past the page cache "
@@ -89,17 +85,11 @@ int disk_options_parse(int argc, char **argv, disk_sweep *sweep, disk_options *o
                                         .spellings = of_case});
     cli_heading(c, "Measurement:");
     cli_add(c, rows, sizeof rows / sizeof *rows, 0);
+    bench_add_results(c, offsetof(disk_options, results));
     cli_heading(c, "Machine:");
     cli_add_settings(c, &(cli_settings){.at = kvf_runtime_setting,
                                         .base = offsetof(disk_options, runtime),
                                         .spellings = of_runtime,
                                         .only = true});
-    const int parsed = cli_parse(c, argc, argv, out);
-    for (uint32_t i = 0; i < c->count; i++) {
-        const cli_option *option = &c->options[i];
-        if (option->is_list)
-            sweep->axes[sweep->axis_count++] =
-                (cli_axis){option, option->given ? option->given : default_values(option->is.name)};
-    }
-    return parsed;
+    return cli_parse(c, argc, argv, out);
 }

@@ -12,8 +12,6 @@
 #include "commands.h"
 #include "common/clock.h"
 #include "common/percentile.h"
-#include "interrupt.h"
-#include "progress.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -173,23 +171,24 @@ static void set_ratio_to_peak(cli_cell *row, double peak)
 /* ---- running ---- */
 
 typedef struct link_run {
+    bench_sweep sweep;
     link_options options;
-    link_sweep sweep;
-    kvf_runtime *runtime;
     kvf_link *link;
-    cli_table table;
-    cli_output samples, json;
+    cli_output samples;
+    char nodes[LINK_NODES_BYTES];
+    uint32_t suite; /* that is run, its axes and its first row */
+    cli_axis axes[CLI_AXES_MAX];
+    uint32_t axis_count, first;
     uint64_t *samples_ns; /* [repetitions] */
     double *peaks;        /* [cases + 1] GB/s, by turns with the cases */
     uint32_t *turns; /* [cases] peaks that were there before a row; 0 = it is no share of one */
-    uint32_t peak_count, measured;
+    uint32_t peak_count;
     double peaked_ms; /* when the last peak was measured */
-    uint64_t done;
-    bool failed;
 } link_run;
 
-static void write_samples(link_run *run, const char *suite, const kvf_link_case *c, uint64_t number)
+static void write_samples(link_run *run, const kvf_link_case *c, uint64_t number)
 {
+    const char *suite = link_suite_name(run->suite);
     char line[160];
     for (uint32_t i = 0; i < c->repetitions; i++) {
         const int n =
@@ -213,7 +212,8 @@ static bool measure_peak(link_run *run)
     c.repetitions = 8;
     c.warmup = 1;
     if (kvf_link_measure(run->link, &c, NULL, &result) != KVF_OK) {
-        cli_complain(&run->sweep.command, kvf_runtime_error(run->runtime)->text);
+        cli_complain(&run->sweep.command, kvf_runtime_error(run->sweep.runtime)->text);
+        run->sweep.failed = true;
         return false;
     }
     const uint64_t ns = result.copying.min_ns ? result.copying.min_ns : result.total.min_ns;
@@ -225,7 +225,7 @@ static bool measure_peak(link_run *run)
 /* Each row against what the link could do before and after it; last a peak was measured. */
 static void set_peaks(link_run *run)
 {
-    cli_table *t = &run->table;
+    cli_table *t = &run->sweep.table;
     for (uint32_t i = 0; i < t->row_count; i++) {
         const uint32_t before = run->turns[i];
         if (before > 0 && before < run->peak_count)
@@ -240,86 +240,93 @@ static bool is_share_of_peak(kvf_link_what what)
            what == KVF_LINK_CADENCE;
 }
 
-/* @return whether to go on */
-static bool run_case(link_run *run, const char *suite, const kvf_link_case *c)
+/* A lack of the machine is an answer; anything else is a failure. */
+static void set_failure(link_run *run, cli_cell *row, const kvf_link_case *c, kvf_status status)
 {
-    kvf_link_result result = {0};
-    if (kvf_now_ms() - run->peaked_ms > PEAK_EVERY_MS && !measure_peak(run)) {
-        run->failed = true;
-        return false;
-    }
-    const kvf_status status = kvf_link_measure(run->link, c, run->samples_ns, &result);
-    cli_cell *row = cli_table_row(&run->table);
-    if (!row) {
-        fputs("kvferry: no memory for the results\n", stderr);
-        run->failed = true;
-        return false;
-    }
-    set_names(row, suite, c);
-    if (status == KVF_OK) {
-        set_result(row, c, &result);
-        write_samples(run, suite, c, run->table.row_count - 1);
-        set_spread(row, run->samples_ns, c->repetitions);
-        run->turns[run->table.row_count - 1] = is_share_of_peak(c->what) ? run->peak_count : 0;
-        run->measured++;
-        return true;
-    }
-    /* A lack of the machine is an answer; anything else is a failure. */
     const bool is_lack = status == KVF_UNSUPPORTED ||
                          (c->huge_pages == KVF_HUGE_PAGES_REQUIRED && status == KVF_OUT_OF_MEMORY);
     cli_cell_text(&row[LINK_STATUS], is_lack ? "not here" : kvf_status_name(status));
-    fprintf(stderr, "\nof suite %s: ", suite);
-    cli_complain(&run->sweep.command, kvf_runtime_error(run->runtime)->text);
-    run->failed = run->failed || !is_lack;
+    fprintf(stderr, "\nof suite %s: ", link_suite_name(run->suite));
+    cli_complain(&run->sweep.command, kvf_runtime_error(run->sweep.runtime)->text);
+    run->sweep.failed = run->sweep.failed || !is_lack;
+}
+
+static bool measure_case(link_run *run, const kvf_link_case *c)
+{
+    kvf_link_result result = {0};
+    if (kvf_now_ms() - run->peaked_ms > PEAK_EVERY_MS && !measure_peak(run))
+        return false;
+    const kvf_status status = kvf_link_measure(run->link, c, run->samples_ns, &result);
+    cli_cell *row = bench_row(&run->sweep);
+    const uint32_t number = run->sweep.table.row_count - 1;
+    if (!row)
+        return false;
+    set_names(row, link_suite_name(run->suite), c);
+    if (status != KVF_OK) {
+        set_failure(run, row, c, status);
+        return true;
+    }
+    set_result(row, c, &result);
+    write_samples(run, c, number);
+    set_spread(row, run->samples_ns, c->repetitions);
+    run->turns[number] = is_share_of_peak(c->what) ? run->peak_count : 0;
+    run->sweep.measured++;
     return true;
 }
 
-/* Rows of one suite, from `first` on: each against its baseline, where both were measured. */
-static void set_ratios(cli_table *t, uint32_t first, const cli_axis *axes, uint32_t count)
+/* Rows of the suite: each against its baseline, where both were measured. */
+static void set_ratios(const link_run *run)
 {
-    for (uint32_t row = first; row < t->row_count; row++) {
-        const uint64_t base = link_baseline(axes, count, row - first);
-        if (base >= t->row_count - first)
+    const cli_table *t = &run->sweep.table;
+    for (uint32_t row = run->first; row < t->row_count; row++) {
+        const uint64_t base = link_baseline(run->axes, run->axis_count, row - run->first);
+        if (base >= t->row_count - run->first)
             continue;
         const cli_cell *over = cli_table_at(t, row, LINK_RATE);
-        const cli_cell *under = cli_table_at(t, first + (uint32_t)base, LINK_RATE);
+        const cli_cell *under = cli_table_at(t, run->first + (uint32_t)base, LINK_RATE);
         if (over->is_set && under->is_set)
             cli_cell_real(&t->cells[(size_t)row * t->column_count + LINK_TIMES_BASE],
                           over->real / under->real);
     }
 }
 
-static void run_suites(link_run *run, uint64_t total)
+/* The axes of a suite. @return its cases; 0 = it is not chosen */
+static uint64_t choose_suite(link_run *run, uint32_t suite)
 {
-    cli_progress progress;
-    cli_progress_begin(&progress, "measuring", total, "cases");
-    bool go_on = true;
-    for (uint32_t i = 0; i < LINK_SUITE_COUNT && go_on; i++) {
-        cli_axis axes[CLI_AXES_MAX];
-        if (!run->options.chosen[i])
-            continue;
-        const uint32_t count = link_suite_axes(i, &run->sweep, run->runtime, axes);
-        const uint32_t first = run->table.row_count;
-        for (uint64_t n = 0; n < cli_axes_product(axes, count) && go_on; n++) {
-            link_options o = run->options;
-            cli_axes_set(axes, count, n, &o);
-            go_on = run_case(run, link_suite_name(i), &o.base) && !cli_interrupted();
-            cli_progress_at(&progress, ++run->done);
-        }
-        set_ratios(&run->table, first, axes, count);
-    }
-    cli_progress_end(&progress);
+    if (!run->options.chosen[suite])
+        return 0;
+    run->suite = suite;
+    run->axis_count =
+        link_suite_axes(suite, &run->sweep.command, run->sweep.runtime, run->nodes, run->axes);
+    return cli_axes_product(run->axes, run->axis_count);
 }
 
 static uint64_t count_cases(link_run *run)
 {
     uint64_t total = 0;
-    for (uint32_t i = 0; i < LINK_SUITE_COUNT; i++) {
-        cli_axis axes[CLI_AXES_MAX];
-        const uint32_t count = link_suite_axes(i, &run->sweep, run->runtime, axes);
-        total += run->options.chosen[i] ? cli_axes_product(axes, count) : 0;
-    }
+    for (uint32_t i = 0; i < LINK_SUITE_COUNT; i++)
+        total += choose_suite(run, i);
     return total;
+}
+
+static bool run_case(void *user, uint64_t n)
+{
+    link_run *run = user;
+    link_options o = run->options;
+    cli_axes_set(run->axes, run->axis_count, n, &o);
+    return measure_case(run, &o.base);
+}
+
+static void run_suites(link_run *run, uint64_t total)
+{
+    bench_begin(&run->sweep, total, "cases");
+    for (uint32_t i = 0; i < LINK_SUITE_COUNT; i++) {
+        const uint64_t count = choose_suite(run, i);
+        run->first = run->sweep.table.row_count;
+        bench_walk(&run->sweep, count, run_case, run);
+        set_ratios(run);
+    }
+    bench_end(&run->sweep);
 }
 
 /* ---- fit ---- */
@@ -339,54 +346,29 @@ static bool is_same_line(const cli_table *t, uint32_t a, uint32_t b)
                cli_table_at(t, b, LINK_PAGE_BYTES)->integer;
 }
 
-static void set_fit(cli_cell *row, const kvf_link_line *line)
-{
-    cli_cell_real(&row[LINK_PREDICTED],
-                  line->intercept + line->slope * (double)row[LINK_BYTES].integer);
-    cli_cell_real(&row[LINK_INTERCEPT], line->intercept);
-    cli_cell_real(&row[LINK_SLOPE_RATE], 1e-3 / line->slope);
-    cli_cell_real(&row[LINK_R2], line->r_squared);
-}
-
-#define FIT_POINTS_MAX 24u
-
 static void fit_lines(cli_table *t)
 {
     for (uint32_t first = 0; first < t->row_count; first++) {
-        double x[FIT_POINTS_MAX], y[FIT_POINTS_MAX];
-        uint32_t count = 0;
-        kvf_link_line line;
+        uint32_t of[BENCH_FIT_MAX], count = 0;
         if (!is_same_line(t, first, first) || cli_table_at(t, first, LINK_R2)->is_set)
             continue;
-        for (uint32_t i = first; i < t->row_count && count < FIT_POINTS_MAX; i++)
-            if (is_same_line(t, first, i) && cli_table_at(t, i, LINK_MEDIAN)->is_set) {
-                x[count] = (double)cli_table_at(t, i, LINK_BYTES)->integer;
-                y[count++] = cli_table_at(t, i, LINK_MEDIAN)->real;
-            }
-        if (kvf_link_fit(x, y, count, 1, &line) != KVF_OK)
-            continue;
-        for (uint32_t i = first; i < t->row_count; i++)
+        for (uint32_t i = first; i < t->row_count && count < BENCH_FIT_MAX; i++)
             if (is_same_line(t, first, i) && cli_table_at(t, i, LINK_MEDIAN)->is_set)
-                set_fit(t->cells + (size_t)i * t->column_count, &line);
+                of[count++] = i;
+        bench_fit(t, of, count, LINK_BYTES, LINK_MEDIAN, LINK_PREDICTED);
     }
 }
 
 /* ---- all ---- */
 
-static bool open_run(link_run *run, kvf_error *error)
+static bool open_run(link_run *run)
 {
     const link_options *o = &run->options;
+    bench_sweep *s = &run->sweep;
     char header[] = "suite,row,repetition,ns\n";
-    if (!bench_machine_pin(o->cpus))
+    if (!bench_machine_pin(o->cpus) || !bench_open(s, &o->results, &o->runtime) ||
+        !bench_opened(s, kvf_link_open(s->runtime, &run->link), ""))
         return false;
-    if (kvf_runtime_open(&o->runtime, &run->runtime, error) != KVF_OK) {
-        cli_complain(&run->sweep.command, error->text);
-        return false;
-    }
-    if (kvf_link_open(run->runtime, &run->link) != KVF_OK) {
-        fprintf(stderr, "kvferry: %s\n", kvf_runtime_error(run->runtime)->text);
-        return false;
-    }
     const uint64_t cases = count_cases(run);
     run->samples_ns = calloc(o->base.repetitions, sizeof *run->samples_ns);
     run->turns = calloc(cases + 1, sizeof *run->turns);
@@ -395,11 +377,7 @@ static bool open_run(link_run *run, kvf_error *error)
         fputs("kvferry: no memory for the samples\n", stderr);
         return false;
     }
-    if (o->json && !cli_output_open(&run->json, o->json))
-        return false;
-    if (!o->samples)
-        return true;
-    if (!cli_output_open(&run->samples, o->samples))
+    if (o->samples && !cli_output_open(&run->samples, o->samples))
         return false;
     cli_output_write(&run->samples, header, sizeof header - 1);
     return true;
@@ -407,21 +385,12 @@ static bool open_run(link_run *run, kvf_error *error)
 
 static bool write_results(link_run *run)
 {
-    const char *device = kvf_runtime_device(run->runtime) == KVF_DEVICE_CUDA ? "cuda" : "host";
-    bench_machine machine;
-    bench_machine_read(&machine);
+    const kvf_runtime *runtime = run->sweep.runtime;
     kvf_sort(run->peaks, run->peak_count);
     const double peak = kvf_percentile(run->peaks, run->peak_count, 50);
     const double low = kvf_percentile(run->peaks, run->peak_count, 10);
     const double high = kvf_percentile(run->peaks, run->peak_count, 90);
-    const cli_fact facts[] = {{"kvferry", kvf_version(), 0.0},
-                              {"bench", "link", 0.0},
-                              {"machine", machine.processor, 0.0},
-                              {"kernel", machine.kernel, 0.0},
-                              {"cpus", NULL, machine.cpus},
-                              {"threads", NULL, kvf_runtime_threads(run->runtime)},
-                              {"device", device, 0.0},
-                              {"device_name", kvf_runtime_device_name(run->runtime), 0.0},
+    const cli_fact facts[] = {{"threads", NULL, kvf_runtime_threads(runtime)},
                               {"peak_gb_per_s", NULL, peak},
                               {"peak_gb_per_s_p10", NULL, low},
                               {"peak_gb_per_s_p90", NULL, high},
@@ -430,53 +399,43 @@ static bool write_results(link_run *run)
                               {"seed", NULL, (double)run->options.base.seed},
                               {"pool_bytes", NULL, (double)run->options.base.pool_bytes},
                               {NULL, NULL, 0.0}};
-    kvf_print(
-        stderr,
-        "%s (%s): peak %.2f GB/s (%.2f to %.2f), one contiguous copy, measured %u times by turns\n",
-        kvf_runtime_device_name(run->runtime), device, peak, low, high, run->peak_count);
-    return cli_table_write(&run->table, run->options.format, facts, stdout) &&
-           cli_table_save(&run->table, facts, &run->json);
+    kvf_print(stderr,
+              "%s: peak %.2f GB/s (%.2f to %.2f), one contiguous copy, measured %u times by "
+              "turns\n",
+              bench_device(&run->sweep), peak, low, high, run->peak_count);
+    return bench_write(&run->sweep, facts);
 }
 
-static int run_all(link_run *run)
+static bool run_all(link_run *run)
 {
     if (!measure_peak(run))
-        return 1;
+        return false;
     run_suites(run, count_cases(run));
-    run->failed = !measure_peak(run) || run->failed;
+    (void)measure_peak(run);
     set_peaks(run);
-    fit_lines(&run->table);
-    if (run->measured == 0 && !cli_interrupted()) {
-        fputs("kvferry: nothing was measured: see the status of each case\n", stderr);
-        run->failed = true;
-    }
-    run->failed = !write_results(run) || run->failed;
-    run->failed = !cli_output_commit(&run->samples) || run->failed;
-    return cli_interrupted() ? cli_interrupt_status() : run->failed ? 1 : 0;
+    fit_lines(&run->sweep.table);
+    run->sweep.failed = !write_results(run) || run->sweep.failed;
+    run->sweep.failed = !cli_output_commit(&run->samples) || run->sweep.failed;
+    return true;
 }
 
 int cli_bench_link_main(int argc, char **argv)
 {
-    link_run run = {.table = {.columns = columns, .column_count = LINK_COLUMN_COUNT}};
-    kvf_error error = {0};
+    link_run run = {.sweep.table = {.columns = columns, .column_count = LINK_COLUMN_COUNT}};
     char calibration[CLI_CALIBRATION_BYTES];
-    const int parsed = link_options_parse(argc, argv, &run.sweep, &run.options);
+    const int parsed = link_options_parse(argc, argv, &run.sweep.command, &run.options);
     if (parsed >= 0)
         return parsed;
     if (run.options.list) {
-        link_print_list(&run.sweep, &run.options);
+        link_print_list(&run.sweep.command, &run.options);
         return 0;
     }
     cli_calibration_choose(&run.options.runtime, calibration);
-    cli_interrupt_watch();
-    const int status = open_run(&run, &error) ? run_all(&run) : 1;
+    const bool is_done = open_run(&run) && run_all(&run);
     cli_output_discard(&run.samples);
-    cli_output_discard(&run.json);
-    cli_table_free(&run.table);
     free(run.samples_ns);
     free(run.turns);
     free(run.peaks);
     kvf_link_close(run.link);
-    kvf_runtime_close(run.runtime);
-    return status;
+    return bench_close(&run.sweep, is_done);
 }

@@ -124,10 +124,6 @@ static const cli_option rows[] = {
     {.is = {"all", KVF_SETTING_SWITCH, FIELD(all), .meaning = "run every suite"}},
     {.is = {"list", KVF_SETTING_SWITCH, FIELD(list),
             .meaning = "print the suites with their cases and stop"}},
-    {.is = {"format", KVF_SETTING_NAME, FIELD(format), .names = cli_format_names, .high = 4,
-            .meaning = "format of the results; share/kvferry/link.gnuplot draws csv"},
-     .letter = 'o'},
-    {.is = {"json", KVF_SETTING_TEXT, FIELD(json), .meaning = "write every figure there as well"}},
     {.is = {"samples", KVF_SETTING_TEXT, FIELD(samples),
             .meaning = "write the time of every repetition, one line each"}},
     {.is = {"cpus", KVF_SETTING_TEXT, FIELD(cpus),
@@ -173,12 +169,12 @@ static void write_usage(char *text, size_t capacity)
                  "\nOptions with ,... take several values and replace what a suite sweeps.");
 }
 
-int link_options_parse(int argc, char **argv, link_sweep *sweep, link_options *o)
+int link_options_parse(int argc, char **argv, cli_command *c, link_options *o)
 {
-    cli_command *c = &sweep->command;
-    write_usage(sweep->usage, sizeof sweep->usage);
+    char usage[2048];
+    write_usage(usage, sizeof usage);
     c->name = "bench link";
-    c->usage = sweep->usage;
+    c->usage = usage;
     c->notes =
         "Bandwidth is bytes over the median time from submission until the bytes are there; "
         "on_stream\nis the same on the clock of the stream that copies; x base sets gathering "
@@ -195,6 +191,7 @@ int link_options_parse(int argc, char **argv, link_sweep *sweep, link_options *o
     cli_add(c, rows, 1, 0);
     cli_heading(c, "Results:");
     cli_add(c, rows + 1, sizeof rows / sizeof *rows - 2, 0);
+    bench_add_results(c, offsetof(link_options, results));
     cli_heading(c, "Machine:");
     cli_add(c, rows + sizeof rows / sizeof *rows - 1, 1, 0);
     cli_add_settings(c, &(cli_settings){.at = kvf_runtime_setting,
@@ -203,6 +200,7 @@ int link_options_parse(int argc, char **argv, link_sweep *sweep, link_options *o
                                         .only = true});
     const int parsed = cli_parse(c, argc, argv, o);
     bool any = false;
+    c->usage = ""; /* that was for --help */
     o->base.gap_ns = o->gap_us * 1000;
     for (size_t i = 0; i < LINK_SUITE_COUNT; i++)
         any = any || o->chosen[i];
@@ -213,34 +211,40 @@ int link_options_parse(int argc, char **argv, link_sweep *sweep, link_options *o
 
 /* ---- the sweep ---- */
 
+/* Where values of a suite come from. */
+typedef struct suite_values {
+    const suite *suite;
+    const kvf_runtime *runtime;
+    char *nodes; /* [LINK_NODES_BYTES] */
+} suite_values;
+
 /* Nodes that can be asked for, as a list; NULL where there is one or none known. */
-static const char *known_nodes(const kvf_runtime *runtime, char *text, size_t capacity)
+static const char *known_nodes(const suite_values *v)
 {
     int32_t ids[16];
-    const uint32_t count = runtime ? kvf_runtime_numa_nodes(runtime, ids, 16) : 0;
+    const uint32_t count = v->runtime ? kvf_runtime_numa_nodes(v->runtime, ids, 16) : 0;
     size_t used = 0;
     for (uint32_t i = 0; i < count && i < 16; i++)
-        used += (size_t)snprintf(text + used, capacity - used, i ? ",%d" : "%d", ids[i]);
-    return count < 2 ? NULL : text;
+        used +=
+            (size_t)snprintf(v->nodes + used, LINK_NODES_BYTES - used, i ? ",%d" : "%d", ids[i]);
+    return count < 2 ? NULL : v->nodes;
 }
 
-uint32_t link_suite_axes(uint32_t index, link_sweep *sweep, const kvf_runtime *runtime,
-                         cli_axis axes[CLI_AXES_MAX])
+static const char *values_of(void *user, const char *option)
 {
-    const suite *s = &suites[index];
-    uint32_t count = 0;
-    for (uint32_t i = 0; i < sweep->command.count; i++) {
-        const cli_option *option = &sweep->command.options[i];
-        const char *values = option->given;
-        for (uint32_t k = 0; k < SWEPT_MAX && !values; k++)
-            if (s->axes[k].option && strcmp(s->axes[k].option, option->is.name) == 0)
-                values = s->axes[k].values[0]
-                             ? s->axes[k].values
-                             : known_nodes(runtime, sweep->nodes, sizeof sweep->nodes);
-        if (option->is_list && values)
-            axes[count++] = (cli_axis){option, values};
+    const suite_values *v = user;
+    for (uint32_t k = 0; k < SWEPT_MAX; k++) {
+        const swept *axis = &v->suite->axes[k];
+        if (axis->option && strcmp(axis->option, option) == 0)
+            return axis->values[0] ? axis->values : known_nodes(v);
     }
-    return count;
+    return NULL;
+}
+
+uint32_t link_suite_axes(uint32_t index, const cli_command *command, const kvf_runtime *runtime,
+                         char nodes[LINK_NODES_BYTES], cli_axis axes[CLI_AXES_MAX])
+{
+    return bench_axes(command, values_of, &(suite_values){&suites[index], runtime, nodes}, axes);
 }
 
 uint64_t link_baseline(const cli_axis *axes, uint32_t count, uint64_t n)
@@ -264,11 +268,12 @@ uint64_t link_baseline(const cli_axis *axes, uint32_t count, uint64_t n)
     return UINT64_MAX;
 }
 
-void link_print_list(link_sweep *sweep, const link_options *o)
+void link_print_list(const cli_command *command, const link_options *o)
 {
+    char nodes[LINK_NODES_BYTES];
     for (uint32_t i = 0; i < LINK_SUITE_COUNT; i++) {
         cli_axis axes[CLI_AXES_MAX];
-        const uint32_t count = link_suite_axes(i, sweep, NULL, axes);
+        const uint32_t count = link_suite_axes(i, command, NULL, nodes, axes);
         printf("%-12s %4llu cases  %s%s\n", suites[i].name,
                (unsigned long long)cli_axes_product(axes, count), suites[i].help,
                o->chosen[i] ? " *" : "");

@@ -105,20 +105,14 @@ static void set_disk(const decode_case *c, const kvf_stats *s, cli_cell *row)
     cli_cell_real(&row[DECODE_BUNDLES], (double)s->disk_wanted / layer_steps);
     cli_cell_real(&row[DECODE_FROM_DISK], (double)s->bytes_from_disk / layer_steps / 1048576.0);
     cli_cell_real(&row[DECODE_DISK_WAIT], 1e-3 * (double)s->disk_wait_ns / layer_steps);
-    kvf_sort(c->ratios, c->steps);
-    cli_cell_real(&row[DECODE_VS_MEMORY], kvf_percentile(c->ratios, c->steps, 50));
-    cli_cell_real(&row[DECODE_VS_MEMORY_P10], kvf_percentile(c->ratios, c->steps, 10));
-    cli_cell_real(&row[DECODE_VS_MEMORY_P90], kvf_percentile(c->ratios, c->steps, 90));
+    cli_cells_spread(&row[DECODE_VS_MEMORY], c->ratios, c->steps);
 }
 
 /* Beside sequences of their own. */
 static void set_apart(const decode_case *c, cli_cell *row)
 {
     cli_cell_integer(&row[DECODE_FORKS], 1);
-    kvf_sort(c->ratios, c->steps);
-    cli_cell_real(&row[DECODE_VS_APART], kvf_percentile(c->ratios, c->steps, 50));
-    cli_cell_real(&row[DECODE_VS_APART_P10], kvf_percentile(c->ratios, c->steps, 10));
-    cli_cell_real(&row[DECODE_VS_APART_P90], kvf_percentile(c->ratios, c->steps, 90));
+    cli_cells_spread(&row[DECODE_VS_APART], c->ratios, c->steps);
 }
 
 static void set_work(const decode_rates *rates, const decode_case *c, const kvf_stats *s,
