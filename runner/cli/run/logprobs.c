@@ -2,7 +2,7 @@
 
 /* Log-probabilities of an answer; see the header. */
 
-#include "run.h"
+#include "logprobs.h"
 
 #include "sampling.h"
 

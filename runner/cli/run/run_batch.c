@@ -38,12 +38,12 @@ static void begin(batch_run *b, outlet *o)
     cli_run *run = b->run;
     o->ids.count = 0;
     o->text.size = 0;
-    o->printer = (cli_printer){.tokenizer = run->tokenizer,
-                               .ends = run->end_ids,
-                               .end_count = run->options.ignore_eos ? 0 : run->end_count,
+    o->printer = (cli_printer){.tokenizer = run->in->tokenizer,
+                               .ends = run->in->end_ids,
+                               .end_count = run->in->options.ignore_eos ? 0 : run->in->end_count,
                                .silent = true,
                                .copy = &o->text};
-    cli_printer_begin(&o->printer, &run->options.stop);
+    cli_printer_begin(&o->printer, &run->in->options.stop);
 }
 
 /* A token with its log-probability: that which is given, or what the sampler draws. */
@@ -56,15 +56,16 @@ static uint32_t choose(void *user, const kvf_batch_answer *answer, const float *
     uint32_t id;
     if (answer->generated == 0)
         logprobs->count = 0;
-    if (run->given.count) {
-        id = run->given.ids.ids[cli_given_of(&run->given, answer)->first + answer->generated];
+    if (run->in->given.count) {
+        id = run->in->given.ids
+                 .ids[cli_given_of(&run->in->given, answer)->first + answer->generated];
     } else {
-        id = kvf_sampler_next(run->sampler, answer->row, logits);
+        id = kvf_sampler_next(run->machine->sampler, answer->row, logits);
         if (id == KVF_SAMPLER_NONE)
             return id;
-        drawn = kvf_sampler_logprob(run->sampler, answer->row, id);
+        drawn = kvf_sampler_logprob(run->machine->sampler, answer->row, id);
     }
-    if (!cli_logprobs_add(logprobs, logits, run->model.vocab_size, id, drawn))
+    if (!cli_logprobs_add(logprobs, logits, run->in->model.vocab_size, id, drawn))
         run->output_failed = true;
     return id;
 }
@@ -80,9 +81,10 @@ static bool on_token(void *user, const kvf_batch_answer *answer, uint32_t id)
         b->run->batch.first_ms = answer->first_ms;
     if (kvf_token_ids_push(&o->ids, id, NULL) != KVF_OK)
         b->run->output_failed = true;
-    if (b->run->given.count && answer->generated == cli_given_of(&b->run->given, answer)->count)
+    if (b->run->in->given.count &&
+        answer->generated == cli_given_of(&b->run->in->given, answer)->count)
         return false;
-    return (!b->run->tokenizer || cli_printer_token(&o->printer, id)) && !b->run->output_failed;
+    return (!b->run->in->tokenizer || cli_printer_token(&o->printer, id)) && !b->run->output_failed;
 }
 
 /* ---- a line ---- */
@@ -121,13 +123,13 @@ static void begin_line(cli_json *j, const cli_job *job)
         cli_json_integer(j, "id", job->number);
 }
 
-bool cli_run_print_jobs(const cli_run *run)
+bool cli_run_print_jobs(const cli_input *in)
 {
     bool is_printed = true;
-    for (uint32_t i = 0; is_printed && i < run->jobs.count; i++) {
+    for (uint32_t i = 0; is_printed && i < in->jobs.count; i++) {
         cli_json j = {0};
-        begin_line(&j, &run->jobs.jobs[i]);
-        cli_json_integer(&j, "prompt_tokens", run->jobs.prompts[i].count);
+        begin_line(&j, &in->jobs.jobs[i]);
+        cli_json_integer(&j, "prompt_tokens", in->jobs.prompts[i].count);
         cli_json_end(&j, '}');
         is_printed = cli_json_print(&j);
         cli_json_free(&j);
@@ -139,8 +141,8 @@ bool cli_run_print_jobs(const cli_run *run)
 static void write_logprobs(const batch_run *b, cli_json *j, const kvf_batch_answer *a,
                            const outlet *o)
 {
-    const kvf_cache_config *cache = kvf_cache_settings(b->run->cache);
-    const bool is_drawn = b->run->jobs.prompts[a->prompt].sampling.temperature > 0.0;
+    const kvf_cache_config *cache = kvf_cache_settings(b->run->machine->cache);
+    const bool is_drawn = b->run->in->jobs.prompts[a->prompt].sampling.temperature > 0.0;
     char text[32];
     cli_json_text(j, "select", cli_show(kvf_cache_setting, "select", cache, text));
     cli_json_integer(j, "budget", cache->budget_tokens);
@@ -150,7 +152,7 @@ static void write_logprobs(const batch_run *b, cli_json *j, const kvf_batch_answ
 static void write_line(const batch_run *b, cli_json *j, const kvf_batch_answer *a, const outlet *o,
                        const char *stop)
 {
-    const cli_jobs *jobs = &b->run->jobs;
+    const cli_jobs *jobs = &b->run->in->jobs;
     const cli_job *job = &jobs->jobs[a->prompt];
     begin_line(j, job);
     cli_json_integer(j, "sample", a->sample);
@@ -164,7 +166,7 @@ static void write_line(const batch_run *b, cli_json *j, const kvf_batch_answer *
         cli_json_text(j, "error",
                       "no logit is a finite number; the weights may be damaged, or "
                       "too large for their type");
-    if (b->run->tokenizer)
+    if (b->run->in->tokenizer)
         write_text(j, job, o);
     cli_json_array(j, "ids");
     for (size_t i = 0; i < o->ids.count; i++)
@@ -177,8 +179,8 @@ static void write_line(const batch_run *b, cli_json *j, const kvf_batch_answer *
 
 static void write_score(batch_run *b, cli_json *j, const kvf_batch_answer *a, const outlet *o)
 {
-    begin_line(j, &b->run->jobs.jobs[a->prompt]);
-    if (!cli_rescore_write(b->run, j, cli_given_of(&b->run->given, a), &o->logprobs))
+    begin_line(j, &b->run->in->jobs.jobs[a->prompt]);
+    if (!cli_rescore_write(b->run, j, cli_given_of(&b->run->in->given, a), &o->logprobs))
         j->failed = true;
     if (b->wants_logprobs)
         cli_logprobs_write(j, &o->logprobs, false);
@@ -199,7 +201,7 @@ static void on_end(void *user, const kvf_batch_answer *answer)
     const char *stop = stop_of(b, answer, o);
     cli_printer_end(&o->printer);
     cli_progress_clear(&b->progress);
-    if (run->given.count)
+    if (run->in->given.count)
         write_score(b, &j, answer, o);
     else
         write_line(b, &j, answer, o, stop);
@@ -208,8 +210,8 @@ static void on_end(void *user, const kvf_batch_answer *answer)
     cli_json_free(&j);
     run->batch.answers++;
     run->batch.failed += answer->has_no_logits;
-    run->draft.proposed += answer->drafted;
-    run->draft.accepted += answer->accepted;
+    run->drafted += answer->drafted;
+    run->accepted += answer->accepted;
 }
 
 /* ---- the batch ---- */
@@ -249,46 +251,46 @@ kvf_status cli_run_batch(cli_run *run, kvf_error *error)
 {
     KVF_TRY(cli_saved_load(run, error));
     batch_run b = {.run = run,
-                   .outlets = calloc(run->batch.rows, sizeof *b.outlets),
-                   .wants_logprobs = cli_option_find(&run->command, "logprobs")->given,
+                   .outlets = calloc(run->machine->rows, sizeof *b.outlets),
+                   .wants_logprobs = cli_option_find(&run->in->command, "logprobs")->given,
                    .start_ms = kvf_now_ms()};
     if (!b.outlets)
-        return model_out_of_memory(error, run->batch.rows * sizeof *b.outlets, "the answers");
-    const bool is_given = run->given.count > 0;
-    for (uint32_t i = 0; i < run->batch.rows; i++)
-        b.outlets[i].logprobs.top = run->options.logprobs;
-    const kvf_batch_request request = {.prompts = run->jobs.prompts,
-                                       .count = run->jobs.count,
-                                       .rows = run->batch.rows,
-                                       .piece = run->batch.piece,
+        return model_out_of_memory(error, run->machine->rows * sizeof *b.outlets, "the answers");
+    const bool is_given = run->in->given.count > 0;
+    for (uint32_t i = 0; i < run->machine->rows; i++)
+        b.outlets[i].logprobs.top = run->in->options.logprobs;
+    const kvf_batch_request request = {.prompts = run->in->jobs.prompts,
+                                       .count = run->in->jobs.count,
+                                       .rows = run->machine->rows,
+                                       .piece = run->machine->piece,
                                        .base = run->sequence,
-                                       .tokens_max =
-                                           run->options.cache.host_tokens_max - cli_saved_room(run),
-                                       .vocab_size = run->model.vocab_size,
-                                       .sampler = run->sampler,
-                                       .eos_ids = run->end_ids,
-                                       .eos_count = run->end_count,
-                                       .ignores_eos = run->options.ignore_eos || is_given,
-                                       .draft_tokens = run->options.draft_tokens,
-                                       .step_rows = run->batch.step_rows,
+                                       .tokens_max = run->machine->config.host_tokens_max -
+                                                     cli_saved_room(run->in, run->machine),
+                                       .vocab_size = run->in->model.vocab_size,
+                                       .sampler = run->machine->sampler,
+                                       .eos_ids = run->in->end_ids,
+                                       .eos_count = run->in->end_count,
+                                       .ignores_eos = run->in->options.ignore_eos || is_given,
+                                       .draft_tokens = run->in->options.draft_tokens,
+                                       .step_rows = run->machine->step_rows,
                                        .choose = is_given || b.wants_logprobs ? choose : NULL,
                                        .token = on_token,
                                        .end = on_end,
                                        .pass = on_pass,
                                        .user = &b};
-    cli_progress_begin(&b.progress, "answers", run->jobs.answers, "answers");
+    cli_progress_begin(&b.progress, "answers", run->in->jobs.answers, "answers");
     kvf_status status =
-        cli_interrupted() ? KVF_OK : kvf_generate_batch(&run->session, &request, error);
+        cli_interrupted() ? KVF_OK : kvf_generate_batch(&run->machine->session, &request, error);
     cli_progress_end(&b.progress);
     run->interrupted = cli_interrupted();
     run->batch.ms = kvf_now_ms() - b.start_ms;
-    for (uint32_t i = 0; i < run->batch.rows; i++) {
+    for (uint32_t i = 0; i < run->machine->rows; i++) {
         kvf_text_free(&b.outlets[i].text);
         kvf_token_ids_free(&b.outlets[i].ids);
         cli_logprobs_free(&b.outlets[i].logprobs);
     }
     free(b.outlets);
-    if (status == KVF_OK && run->prune.of)
-        kvf_prune_stats_get(run->prune.of, &run->prune.stats);
+    if (status == KVF_OK && run->machine->prune)
+        kvf_prune_stats_get(run->machine->prune, &run->pruned.stats);
     return status;
 }

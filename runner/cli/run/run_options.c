@@ -5,7 +5,7 @@
 #include "run_options.h"
 
 #include "generate.h"
-#include "run.h"
+#include "logprobs.h"
 
 #include <string.h>
 

@@ -1,16 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/*
- * The report of a run: a few lines for people, one JSON object for programs.
- *
- * It knows figures, not how they came about. Invariant: every figure was measured in this run, and
- * what was not measured is left out.
- */
+/* Figures of a run, for people and for programs; see the header. */
+
+#include "run_report.h"
 
 #include "common/percentile.h"
-#include "output.h"
 #include "progress.h"
-#include "run.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -49,7 +44,7 @@ static step_times token_times(const cli_run *run)
 {
     if (run->steps.count == 0) /* and maybe no array */
         return (step_times){0};
-    const bool is_first = !run->options.ask_file && !run->prune.of;
+    const bool is_first = !run->in->options.ask_file && !run->machine->prune;
     uint32_t skip = is_first && run->steps.count > 1 ? 1 : 0;
     return times_of(run->steps.ms + skip, run->steps.count - skip);
 }
@@ -69,7 +64,7 @@ static double ratio(double a, double b)
 
 static double attended_per_head_step(const cli_run *run, const kvf_stats *s)
 {
-    return ratio((double)s->tokens_attended, (double)s->steps * run->model.kv_heads);
+    return ratio((double)s->tokens_attended, (double)s->steps * run->in->model.kv_heads);
 }
 
 static double attended_share(const kvf_stats *s)
@@ -93,22 +88,23 @@ static double mean_loss(const cli_scored *scored)
 /* To the first token: prefill, and the steps up to it. */
 static double first_token_ms(const cli_run *run)
 {
-    if (run->batch.rows)
+    if (run->machine->rows)
         return run->batch.first_ms;
     return run->answers.count ? run->prefill_ms + run->answers.of[0].first_ms : run->prefill_ms;
 }
 
 /* ---- people ---- */
 
-void cli_run_summary(const cli_run *run)
+void cli_report_summary(const cli_report *report)
 {
+    const cli_run *run = report->run;
     kvf_stats s;
-    kvf_cache_stats(run->cache, &s);
+    kvf_cache_stats(run->machine->cache, &s);
     step_times t = token_times(run);
     char host[32], device[32], moved[32];
-    if (run->loaded.tokens)
-        kvf_print(stderr, "\nloaded    %u tokens in %.2f s (%.0f tokens/s)", run->loaded.tokens,
-                  run->loaded.ms / 1e3, ratio(run->loaded.tokens, run->loaded.ms / 1e3));
+    if (run->in->loaded.tokens)
+        kvf_print(stderr, "\nloaded    %u tokens in %.2f s (%.0f tokens/s)", run->in->loaded.tokens,
+                  run->restore_ms / 1e3, ratio(run->in->loaded.tokens, run->restore_ms / 1e3));
     kvf_print(stderr, "\nprefill   %u tokens in %.2f s (%.0f tokens/s)%s\n", run->prefilled,
               run->prefill_ms / 1e3, ratio(run->prefilled, run->prefill_ms / 1e3),
               run->interrupted ? ", interrupted" : "");
@@ -116,26 +112,26 @@ void cli_run_summary(const cli_run *run)
         kvf_print(stderr,
                   "score     %.4f nats per token, over %u tokens; %.2f ms per token (p95 %.2f)\n",
                   mean_loss(&run->scored), run->scored.count, t.p50, t.p95);
-    else if (run->given.count)
+    else if (run->in->given.count)
         cli_rescore_summary(run);
     else if (generated_tokens(run) > 0)
         kvf_print(stderr,
                   "decode    %llu tokens generated in %u steps; %.2f ms per %s (p95 %.2f), first "
                   "token after %.2f s\n",
                   (unsigned long long)generated_tokens(run), run->steps.count, t.p50,
-                  run->batch.rows || run->draft.of ? "step" : "token", t.p95,
+                  run->machine->rows || run->machine->draft ? "step" : "token", t.p95,
                   first_token_ms(run) / 1e3);
-    if (run->draft.proposed > 0)
+    if (run->drafted > 0)
         fprintf(stderr, "draft     %llu of %llu guessed tokens were right\n",
-                (unsigned long long)run->draft.accepted, (unsigned long long)run->draft.proposed);
-    if (run->batch.rows)
+                (unsigned long long)run->accepted, (unsigned long long)run->drafted);
+    if (run->machine->rows)
         kvf_print(stderr, "batch     %u of %llu answers, %.1f at once; %.1f tokens/s\n",
-                  run->batch.answers, (unsigned long long)run->jobs.answers, rows_at_once(run),
+                  run->batch.answers, (unsigned long long)run->in->jobs.answers, rows_at_once(run),
                   ratio((double)run->batch.generated, run->batch.ms / 1e3));
     cli_run_prune_summary(run);
     fprintf(stderr, "KV        %s on the host, %s on the device\n",
-            kvf_bytes_text(run->plan.cache.host_kv_bytes, host),
-            kvf_bytes_text(run->plan.cache.device_kv_bytes, device));
+            kvf_bytes_text(run->machine->plan.cache.host_kv_bytes, host),
+            kvf_bytes_text(run->machine->plan.cache.device_kv_bytes, device));
     if (s.steps > 0)
         kvf_print(
             stderr,
@@ -168,7 +164,7 @@ static void write_times(cli_json *j, const char *key, const step_times *t)
 static void write_counters(cli_json *j, const cli_run *run, const kvf_stats *s)
 {
     /* Steps may have several; what is counted below is of all of them. */
-    cli_json_integer(j, "decoded_tokens", s->steps / run->model.layers);
+    cli_json_integer(j, "decoded_tokens", s->steps / run->in->model.layers);
     cli_json_integer(j, "hits", s->hits);
     cli_json_integer(j, "misses", s->misses);
     cli_json_integer(j, "bytes_moved", s->bytes_to_device);
@@ -223,8 +219,8 @@ static double static_tokens(const kvf_stats *s)
  * layers in whole pages. The plan has room for what is shared out. */
 static void write_static_ratio(cli_json *j, const cli_run *run, double tokens, bool is_mean)
 {
-    const kvf_cache_config *c = kvf_cache_settings(run->cache);
-    const double all = run->plan.cache.static_tokens, page = c->page_size;
+    const kvf_cache_config *c = kvf_cache_settings(run->machine->cache);
+    const double all = run->machine->plan.cache.static_tokens, page = c->page_size;
     if (c->static_ratio == KVF_STATIC_RATIO_AUTO)
         cli_json_real(j, is_mean ? "static_ratio_mean" : "static_ratio",
                       ratio(is_mean ? page * floor(tokens / page) : tokens, all));
@@ -232,12 +228,12 @@ static void write_static_ratio(cli_json *j, const cli_run *run, double tokens, b
 
 static void write_layers(cli_json *j, const cli_run *run)
 {
-    const uint32_t layers = run->model.layers;
+    const uint32_t layers = run->in->model.layers;
     double sum = 0.0;
     cli_json_array(j, "layers");
     for (uint32_t l = 0; l < layers; l++) {
         kvf_stats s;
-        kvf_cache_layer_stats(run->cache, l, &s);
+        kvf_cache_layer_stats(run->machine->cache, l, &s);
         sum += static_tokens(&s);
         cli_json_object(j, NULL);
         cli_json_integer(j, "hits", s.hits);
@@ -257,7 +253,7 @@ static void write_layers(cli_json *j, const cli_run *run)
 
 static void write_memory(cli_json *j, const cli_run *run)
 {
-    const kvf_cache_plan *p = &run->plan.cache;
+    const kvf_cache_plan *p = &run->machine->plan.cache;
     cli_json_integer(j, "host_kv_bytes", p->host_kv_bytes);
     cli_json_integer(j, "host_staging_bytes", p->host_staging_bytes);
     cli_json_integer(j, "host_table_bytes", p->host_table_bytes);
@@ -266,11 +262,12 @@ static void write_memory(cli_json *j, const cli_run *run)
     cli_json_integer(j, "device_kv_bytes", p->device_kv_bytes);
     cli_json_integer(j, "device_digest_bytes", p->device_digest_bytes);
     cli_json_integer(j, "device_table_bytes", p->device_table_bytes);
-    cli_json_integer(j, "weight_bytes", run->plan.weight_bytes);
-    cli_json_integer(j, "runner_bytes", run->plan.runner_bytes);
-    if (run->prune.of)
+    cli_json_integer(j, "weight_bytes", run->machine->plan.weight_bytes);
+    cli_json_integer(j, "runner_bytes", run->machine->plan.runner_bytes);
+    if (run->machine->prune)
         cli_json_integer(j, "prune_bytes",
-                         run->plan.prune_device_bytes + run->plan.prune_host_bytes);
+                         run->machine->plan.prune_device_bytes +
+                             run->machine->plan.prune_host_bytes);
 }
 
 /* Fields have their own names but for a few that are said from the user's side. */
@@ -284,15 +281,16 @@ static const char *setting_key(const char *field)
 
 static void write_settings(cli_json *j, const cli_run *run)
 {
-    const kvf_cache_config *c = run->cache ? kvf_cache_settings(run->cache) : &run->options.cache;
-    const kvf_sampling_config *s = &run->options.sampling;
+    const kvf_cache_config *c =
+        run->machine->cache ? kvf_cache_settings(run->machine->cache) : &run->machine->config;
+    const kvf_sampling_config *s = &run->in->options.sampling;
     const kvf_setting *setting;
     cli_json_object(j, "settings");
     for (uint32_t i = 0; (setting = kvf_cache_setting(i)) != NULL; i++)
         cli_json_setting(j, setting_key(setting->name), setting, c);
     cli_json_text(j, "device",
-                  kvf_runtime_device(run->runtime) == KVF_DEVICE_CUDA ? "cuda" : "host");
-    cli_json_integer(j, "threads", kvf_runtime_threads(run->runtime));
+                  kvf_runtime_device(run->machine->runtime) == KVF_DEVICE_CUDA ? "cuda" : "host");
+    cli_json_integer(j, "threads", kvf_runtime_threads(run->machine->runtime));
     cli_json_real(j, "temperature", s->temperature);
     cli_json_real(j, "top_p", s->top_p);
     cli_json_integer(j, "top_k", s->top_k);
@@ -306,10 +304,10 @@ static void write_batch(cli_json *j, const cli_run *run)
 {
     const cli_batch *b = &run->batch;
     cli_json_object(j, "batch");
-    cli_json_integer(j, "prompts", run->jobs.count);
-    cli_json_integer(j, "answers", run->jobs.answers);
+    cli_json_integer(j, "prompts", run->in->jobs.count);
+    cli_json_integer(j, "answers", run->in->jobs.answers);
     cli_json_integer(j, "ended", b->answers);
-    cli_json_integer(j, "rows", b->rows);
+    cli_json_integer(j, "rows", run->machine->rows);
     cli_json_real(j, "rows_at_once", rows_at_once(run));
     cli_json_real(j, "tokens_per_second", ratio((double)b->generated, b->ms / 1e3));
     cli_json_end(j, '}');
@@ -350,9 +348,9 @@ static void write_losses(cli_json *j, const cli_run *run)
     for (uint32_t i = 0; i < run->scored.count; i++) {
         cli_json_object(j, NULL);
         kvf_text text = {0};
-        cli_json_integer(j, "id", run->scored.text.ids[i]);
-        if (kvf_tokenizer_decode(run->tokenizer, &run->scored.text.ids[i], 1, false, &text, NULL) ==
-                KVF_OK &&
+        cli_json_integer(j, "id", run->in->text.ids[i]);
+        if (kvf_tokenizer_decode(run->in->tokenizer, &run->in->text.ids[i], 1, false, &text,
+                                 NULL) == KVF_OK &&
             text.bytes)
             cli_json_bytes(j, "text", text.bytes, text.size);
         kvf_text_free(&text);
@@ -372,66 +370,68 @@ static void write_pace(cli_json *j, const cli_steps *steps)
     cli_json_end(j, ']');
 }
 
-static void write_all(cli_json *j, const cli_run *run)
+static void write_all(cli_json *j, const cli_report *report)
 {
+    const cli_run *run = report->run;
     kvf_stats s = {0};
-    if (run->cache) /* which a run that was interrupted early does not have */
-        kvf_cache_stats(run->cache, &s);
+    if (run->machine->cache) /* which a run that was interrupted early does not have */
+        kvf_cache_stats(run->machine->cache, &s);
     step_times t = token_times(run);
     const cli_answer *last = run->answers.count ? &run->answers.of[run->answers.count - 1] : NULL;
     cli_json_object(j, NULL);
     cli_json_text(j, "kvferry", kvf_version());
-    cli_json_text(j, "model", run->options.model);
-    cli_json_text(j, "family", run->model.architecture->family);
+    cli_json_text(j, "model", run->in->options.model);
+    cli_json_text(j, "family", run->in->model.architecture->family);
     cli_json_integer(j, "prompt_tokens",
-                     run->options.prompts_file ? run->jobs.ids.count : run->prompt.count);
-    if (run->loaded.tokens) {
-        cli_json_integer(j, "loaded_tokens", run->loaded.tokens);
-        cli_json_real(j, "restore_ms", run->loaded.ms);
+                     run->in->options.prompts_file ? run->in->jobs.ids.count
+                                                   : run->in->prompt.count);
+    if (run->in->loaded.tokens) {
+        cli_json_integer(j, "loaded_tokens", run->in->loaded.tokens);
+        cli_json_real(j, "restore_ms", run->restore_ms);
     }
     cli_json_integer(j, "prefilled_tokens", run->prefilled);
-    if (run->options.text_file)
+    if (run->in->options.text_file)
         cli_json_integer(j, "scored_tokens", run->scored.count);
-    else if (run->given.count)
+    else if (run->in->given.count)
         cli_json_integer(j, "scored_tokens", run->batch.generated);
     else
         cli_json_integer(j, "generated_tokens", generated_tokens(run));
     cli_json_integer(j, "decode_steps", run->steps.count);
-    if (run->options.draft_tokens) {
-        cli_json_integer(j, "drafted_tokens", run->draft.proposed);
-        cli_json_integer(j, "accepted_tokens", run->draft.accepted);
+    if (run->in->options.draft_tokens) {
+        cli_json_integer(j, "drafted_tokens", run->drafted);
+        cli_json_integer(j, "accepted_tokens", run->accepted);
     }
-    if (run->batch.rows)
+    if (run->machine->rows)
         write_batch(j, run);
-    if (run->given.count)
+    if (run->in->given.count)
         cli_rescore_write_all(j, run);
     cli_json_text(j, "stop", stop_name(run, last));
-    cli_json_real(j, "load_ms", run->load_ms);
+    cli_json_real(j, "load_ms", report->load_ms);
     cli_json_real(j, "prefill_ms", run->prefill_ms);
     cli_json_real(j, "ttft_ms", first_token_ms(run));
     write_times(j, "tpot_ms", &t);
     write_pace(j, &run->steps);
     write_counters(j, run, &s);
     write_totals(j, &s);
-    if (run->cache)
+    if (run->machine->cache)
         write_layers(j, run);
     write_memory(j, run);
     cli_run_prune_write(j, run);
     write_settings(j, run);
-    if (run->options.ask_file)
+    if (run->in->options.ask_file)
         write_answers(j, run);
-    if (run->options.text_file)
+    if (run->in->options.text_file)
         write_losses(j, run);
     cli_json_end(j, '}');
 }
 
-bool cli_run_print_score(const cli_run *run)
+bool cli_report_print_score(const cli_run *run)
 {
     cli_json j = {0};
     cli_json_object(&j, NULL);
     cli_json_real(&j, "loss", mean_loss(&run->scored));
     cli_json_integer(&j, "scored_tokens", run->scored.count);
-    cli_json_integer(&j, "prompt_tokens", run->prompt.count);
+    cli_json_integer(&j, "prompt_tokens", run->in->prompt.count);
     write_counters(&j, run, &run->answers.of[0].stats);
     cli_json_end(&j, '}');
     const bool done = cli_json_print(&j);
@@ -439,20 +439,20 @@ bool cli_run_print_score(const cli_run *run)
     return done;
 }
 
-bool cli_run_write_stats(cli_run *run)
+bool cli_report_write(cli_report *report)
 {
-    if (!run->options.stats)
+    if (!report->run->in->options.stats)
         return true;
     cli_json j = {0};
-    write_all(&j, run);
+    write_all(&j, report);
     bool done = kvf_text_append(&j.text, "\n", 1, NULL) == KVF_OK && !j.failed;
     if (!done)
         fputs("kvferry: no memory for the statistics\n", stderr);
-    else if (!run->outputs.stats.file)
+    else if (!report->stats.file)
         done = fwrite(j.text.bytes, 1, j.text.size, stderr) == j.text.size;
     else {
-        cli_output_write(&run->outputs.stats, j.text.bytes, j.text.size);
-        done = cli_output_commit(&run->outputs.stats);
+        cli_output_write(&report->stats, j.text.bytes, j.text.size);
+        done = cli_output_commit(&report->stats);
     }
     cli_json_free(&j);
     return done;

@@ -16,7 +16,7 @@
 #include "common/text.h"
 #include "interrupt.h"
 #include "progress.h"
-#include "run.h"
+#include "run_report.h"
 
 /* A text on its way. */
 typedef struct scoring {
@@ -33,7 +33,7 @@ static bool on_step(void *user, uint32_t done, uint32_t total)
 
 kvf_status cli_run_score(cli_run *run, kvf_error *error)
 {
-    const uint32_t count = (uint32_t)run->scored.text.count;
+    const uint32_t count = (uint32_t)run->in->text.count;
     scoring s = {.run = run};
     kvf_decode_result result = {.step_ms = run->steps.ms};
     kvf_stats before, after;
@@ -42,19 +42,19 @@ kvf_status cli_run_score(cli_run *run, kvf_error *error)
         return KVF_OK;
     const kvf_score_request request = {
         .sequence = run->sequence,
-        .ids = run->scored.text.ids,
+        .ids = run->in->text.ids,
         .count = count,
-        .vocab_size = run->model.vocab_size,
+        .vocab_size = run->in->model.vocab_size,
         .loss = run->scored.losses,
         .likeliest = run->scored.likeliest,
         .progress = on_step,
         .user = &s,
     };
-    kvf_cache_stats(run->cache, &before);
+    kvf_cache_stats(run->machine->cache, &before);
     cli_progress_begin(&s.progress, "scoring", count - 1, "tokens");
-    const kvf_status status = kvf_generate_score(&run->session, &request, &result, error);
+    const kvf_status status = kvf_generate_score(&run->machine->session, &request, &result, error);
     cli_progress_end(&s.progress);
-    kvf_cache_stats(run->cache, &after);
+    kvf_cache_stats(run->machine->cache, &after);
     run->answers.of[0].stats = cli_stats_between(&before, &after);
     run->steps.count = result.steps;
     run->interrupted = cli_interrupted();
@@ -149,7 +149,7 @@ bool cli_rescore_write(cli_run *run, cli_json *j, const cli_given_answer *given,
     const size_t before = group->count;
     double sum = 0.0;
     for (uint32_t i = 0; i < now->count; i++) {
-        const double was = (double)run->given.logprobs[given->first + i],
+        const double was = (double)run->in->given.logprobs[given->first + i],
                      is = (double)now->model[i];
         sum += is;
         if (isfinite(was) && isfinite(is) && !add(group, was - is))

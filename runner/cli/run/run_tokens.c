@@ -37,9 +37,9 @@ static bool on_token(void *user, uint32_t id, const float *logits)
     cli_run *run = o->run;
     char number[16];
     int size = snprintf(number, sizeof number, "%u\n", id);
-    cli_output_write(&run->outputs.ids, number, (size_t)size);
+    cli_output_write(&run->ids, number, (size_t)size);
     if (logits)
-        cli_output_write(&run->outputs.logits, logits, run->model.vocab_size * sizeof *logits);
+        cli_output_write(&run->logits, logits, run->in->model.vocab_size * sizeof *logits);
     cli_progress_pace(&o->progress, ++o->count, o->start_ms);
     cli_progress_at(&o->progress, o->count);
     if (o->count > 1)
@@ -66,40 +66,40 @@ kvf_stats cli_stats_between(const kvf_stats *before, const kvf_stats *after)
  */
 static kvf_status answer(cli_run *run, kvf_sequence *sequence, kvf_error *error)
 {
-    const uint32_t tokens = run->options.tokens;
+    const uint32_t tokens = run->in->options.tokens;
     cli_answer *a = &run->answers.of[run->answers.count];
     *a = (cli_answer){.first_step = run->steps.count};
     kvf_stats before, after;
-    kvf_cache_stats(run->cache, &before);
+    kvf_cache_stats(run->machine->cache, &before);
     outlet o = {.run = run,
-                .printer = {.tokenizer = run->tokenizer,
-                            .ends = run->end_ids,
-                            .end_count = run->options.ignore_eos ? 0 : run->end_count,
-                            .one_line = run->options.ask_file}};
-    cli_printer_begin(&o.printer, &run->options.stop);
+                .printer = {.tokenizer = run->in->tokenizer,
+                            .ends = run->in->end_ids,
+                            .end_count = run->in->options.ignore_eos ? 0 : run->in->end_count,
+                            .one_line = run->in->options.ask_file}};
+    cli_printer_begin(&o.printer, &run->in->options.stop);
     o.start_ms = kvf_now_ms();
     if (!isatty(STDOUT_FILENO)) /* where the tokens are what is seen */
         cli_progress_begin(&o.progress, "decode", tokens, "tokens");
     kvf_decode_request request = {
         .sequence = sequence,
         .tokens = tokens,
-        .sampler = run->sampler,
-        .eos_ids = run->end_ids,
-        .eos_count = run->options.ignore_eos ? 0 : run->end_count,
+        .sampler = run->machine->sampler,
+        .eos_ids = run->in->end_ids,
+        .eos_count = run->in->options.ignore_eos ? 0 : run->in->end_count,
         .token = on_token,
         .user = &o,
-        .wants_logits = run->options.dump_logits_file != NULL,
-        .draft = run->draft.of,
-        .one_at_a_time = run->options.complete_share > 0.0 && cli_run_complete_left(run) > 0,
+        .wants_logits = run->in->options.dump_logits_file != NULL,
+        .draft = run->machine->draft,
+        .one_at_a_time = run->in->options.complete_share > 0.0 && cli_run_complete_left(run) > 0,
     };
     kvf_decode_result result = {.step_ms = run->steps.ms + run->steps.count};
-    kvf_status status = kvf_generate_decode(&run->session, &request, &result, error);
+    kvf_status status = kvf_generate_decode(&run->machine->session, &request, &result, error);
     cli_progress_end(&o.progress);
     run->steps.count += result.steps;
-    run->draft.proposed += result.drafted;
-    run->draft.accepted += result.accepted;
+    run->drafted += result.drafted;
+    run->accepted += result.accepted;
     run->answers.count++;
-    kvf_cache_stats(run->cache, &after);
+    kvf_cache_stats(run->machine->cache, &after);
     a->generated = result.generated;
     a->stop = result.stop;
     a->first_ms = result.first_ms;
@@ -126,19 +126,20 @@ static kvf_status ask(cli_run *run, kvf_sequence *fork, const uint32_t *ids, uin
     const double start = kvf_now_ms();
     const kvf_prefill_request request = {
         .sequence = fork, .ids = ids, .count = count, .wants_logits = true};
-    kvf_session session = run->session;
+    kvf_session session = run->machine->session;
     kvf_stats before, after;
     kvf_stop stop;
     session.prune = NULL;
-    kvf_cache_stats(run->cache, &before);
-    KVF_TRY(read_more(&session, &request, run->options.extend != CLI_EXTEND_DENSE, &stop, error));
-    kvf_sampler_see(run->sampler, 0, ids, count);
-    if (run->draft.of)
-        kvf_draft_see(run->draft.of, ids, count);
+    kvf_cache_stats(run->machine->cache, &before);
+    KVF_TRY(
+        read_more(&session, &request, run->in->options.extend != CLI_EXTEND_DENSE, &stop, error));
+    kvf_sampler_see(run->machine->sampler, 0, ids, count);
+    if (run->machine->draft)
+        kvf_draft_see(run->machine->draft, ids, count);
     const double read_ms = kvf_now_ms() - start;
     const kvf_status status = answer(run, fork, error);
     cli_answer *a = &run->answers.of[run->answers.count - 1];
-    kvf_cache_stats(run->cache, &after);
+    kvf_cache_stats(run->machine->cache, &after);
     a->stats = cli_stats_between(&before, &after);
     a->prompt_tokens = count;
     a->first_ms += read_ms;
@@ -149,23 +150,25 @@ static kvf_status ask(cli_run *run, kvf_sequence *fork, const uint32_t *ids, uin
  * becomes whole, where that is wanted. */
 static kvf_status ask_all(cli_run *run, kvf_error *error)
 {
-    const uint32_t *starts = run->questions.starts.ids;
-    for (uint32_t i = 0; i < run->questions.count && !run->interrupted && !run->output_failed;
+    const uint32_t *starts = run->in->questions.starts.ids;
+    for (uint32_t i = 0; i < run->in->questions.count && !run->interrupted && !run->output_failed;
          i++) {
         kvf_sequence *fork = NULL;
         KVF_TRY(kvf_library_told(
-            run->runtime, kvf_sequence_fork(run->cache, run->sequence, run->stream, &fork), error));
-        kvf_sampler_forget(run->sampler, 0);
-        kvf_sampler_see(run->sampler, 0, run->prompt.ids, run->prompt.count);
-        if (run->draft.of)
-            kvf_draft_cut(run->draft.of, run->prompt.count);
-        const kvf_status status =
-            ask(run, fork, run->questions.ids.ids + starts[i], starts[i + 1] - starts[i], error);
-        kvf_transformer_forget(run->transformer);
+            run->machine->runtime,
+            kvf_sequence_fork(run->machine->cache, run->sequence, run->machine->stream, &fork),
+            error));
+        kvf_sampler_forget(run->machine->sampler, 0);
+        kvf_sampler_see(run->machine->sampler, 0, run->in->prompt.ids, run->in->prompt.count);
+        if (run->machine->draft)
+            kvf_draft_cut(run->machine->draft, run->in->prompt.count);
+        const kvf_status status = ask(run, fork, run->in->questions.ids.ids + starts[i],
+                                      starts[i + 1] - starts[i], error);
+        kvf_transformer_forget(run->machine->transformer);
         kvf_sequence_destroy(fork);
         if (status != KVF_OK)
             return status;
-        if (i == 0 && run->questions.count > 1 && !run->interrupted) {
+        if (i == 0 && run->in->questions.count > 1 && !run->interrupted) {
             cli_run_complete_all(run);
             cli_run_complete_end(run);
         }
@@ -190,16 +193,16 @@ static bool on_reading(void *user, uint32_t done, uint32_t total)
  * chooses the set once for all of them; a policy that prunes has chosen it by then. */
 static bool ends_with_step(const cli_run *run)
 {
-    return run->options.ask_file && !run->session.prune &&
-           kvf_cache_memory(run->cache)->static_tokens > 0;
+    return run->in->options.ask_file && !run->machine->session.prune &&
+           kvf_cache_memory(run->machine->cache)->static_tokens > 0;
 }
 
 /* Tokens of the prompt after what was loaded that are read densely: with `--extend sparse` only
  * those that the saved prompt had, too. */
 static uint32_t dense_tokens(const cli_run *run, uint32_t count)
 {
-    if (run->loaded.tokens && run->options.extend == CLI_EXTEND_SPARSE)
-        count = kvf_min_u32(count, (uint32_t)run->loaded.prompt.count - run->loaded.tokens);
+    if (run->in->loaded.tokens && run->in->options.extend == CLI_EXTEND_SPARSE)
+        count = kvf_min_u32(count, (uint32_t)run->in->loaded.prompt.count - run->in->loaded.tokens);
     return count > 0 && ends_with_step(run) ? count - 1 : count;
 }
 
@@ -209,7 +212,7 @@ static kvf_status read_piece(cli_run *run, uint32_t piece, bool is_sparse, bool 
     prompt_reading reading = {0};
     const kvf_prefill_request request = {
         .sequence = run->sequence,
-        .ids = run->prompt.ids + run->loaded.tokens + run->prefilled,
+        .ids = run->in->prompt.ids + run->in->loaded.tokens + run->prefilled,
         .count = piece,
         .wants_logits = wants_logits,
         .progress = on_reading,
@@ -218,7 +221,7 @@ static kvf_status read_piece(cli_run *run, uint32_t piece, bool is_sparse, bool 
     kvf_stop stop;
     const double start = kvf_now_ms();
     cli_progress_begin(&reading.progress, "prefill", piece, "tokens");
-    const kvf_status status = read_more(&run->session, &request, is_sparse, &stop, error);
+    const kvf_status status = read_more(&run->machine->session, &request, is_sparse, &stop, error);
     cli_progress_end(&reading.progress);
     run->prefill_ms += kvf_now_ms() - start;
     /* Not what the sequence holds: a pruned prompt leaves less, one that was stopped is not yet in
@@ -245,8 +248,8 @@ static kvf_status read_prompt(cli_run *run, uint32_t end, uint32_t count, kvf_er
 kvf_status cli_run_prefill(cli_run *run, kvf_error *error)
 {
     KVF_TRY(cli_saved_load(run, error));
-    const uint32_t count = (uint32_t)run->prompt.count - run->loaded.tokens;
-    const bool saves_less = run->options.save_file && !run->session.prune && count > 0;
+    const uint32_t count = (uint32_t)run->in->prompt.count - run->in->loaded.tokens;
+    const bool saves_less = run->in->options.save_file && !run->machine->session.prune && count > 0;
     KVF_TRY(read_prompt(run, count - saves_less, count, error));
     cli_run_complete_note(run);
     if (!run->interrupted)
@@ -260,8 +263,8 @@ kvf_status cli_run_generate(cli_run *run, kvf_error *error)
     KVF_TRY(cli_run_prefill(run, error));
     if (run->interrupted)
         return KVF_OK;
-    kvf_sampler_see(run->sampler, 0, run->prompt.ids, run->prompt.count);
-    if (run->draft.of)
-        kvf_draft_see(run->draft.of, run->prompt.ids, run->prompt.count);
-    return run->options.ask_file ? ask_all(run, error) : answer(run, run->sequence, error);
+    kvf_sampler_see(run->machine->sampler, 0, run->in->prompt.ids, run->in->prompt.count);
+    if (run->machine->draft)
+        kvf_draft_see(run->machine->draft, run->in->prompt.ids, run->in->prompt.count);
+    return run->in->options.ask_file ? ask_all(run, error) : answer(run, run->sequence, error);
 }

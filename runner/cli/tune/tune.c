@@ -13,7 +13,7 @@
 #include "commands.h"
 #include "head_mask.h"
 #include "interrupt.h"
-#include "run.h"
+#include "run_machine.h"
 
 #include <stdlib.h>
 #include <string.h>
