@@ -10,6 +10,7 @@ Settings are in KVFERRY_LLAMA. Invariant: without a usable ggml, the process goe
 standard error says why.
 """
 import ctypes
+import re
 import sys
 
 from ._llama import SETTINGS, Refused, check_settings, plugin, plugin_path
@@ -17,7 +18,7 @@ from ._llama import SETTINGS, Refused, check_settings, plugin, plugin_path
 
 def _has_ggml() -> bool:
     with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
-        return "/libggml" in maps.read()
+        return bool(re.search("/libggml(?!-kvferry)", maps.read()))
 
 
 def load() -> bool:

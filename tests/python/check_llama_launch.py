@@ -160,6 +160,16 @@ class Launch(unittest.TestCase):
             self.assertIn(text, done.stderr)
             self.assertEqual(done.stderr.count("\n"), 1)
 
+    def test_import_brings_the_binding(self):
+        """A binding that is not loaded yet is imported; one without ggml is said, and the process goes on."""
+        with open(os.path.join(self.folder, "llama_cpp.py"), "w", encoding="utf-8") as out:
+            out.write("print('the binding')\n")
+        done = subprocess.run([sys.executable, "-c", "import kvferry.llama; print(kvferry.llama.loaded)"], text=True,
+                              env={**os.environ, "PYTHONPATH": self.folder + ":" + os.environ["PYTHONPATH"]},
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=60, check=False)
+        self.assertEqual((done.returncode, done.stdout), (0, "the binding\nFalse\n"), done.stderr)
+        self.assertIn("not loaded: there is no ggml", done.stderr)
+
     def test_refused_settings(self):
         """Status 2 and the library's text, before anything starts."""
         for settings in ("budget=many", "budgt=1", "budget=0", "rows=0", "pages=k9"):
