@@ -20,7 +20,7 @@ import unittest
 import unittest.mock
 
 from vllm_case import Case, main, stock, vllm_alone
-from vllm_engine import (COMPILED, DRAFTS, FOLDER, FULL, NEW, Engine, answer, beginnings, capped_model, linear_model,
+from vllm_engine import (COMPILED, DRAFTS, FOLDER, FULL, NEW, Engine, adapters, answer, beginnings, capped_model, linear_model,
                          looped_model, mamba_model, narrow_model, pictured_model, poisoned_model, prompts, sinks_model, three_answers,
                          variant, windowed_model)
 
@@ -80,6 +80,20 @@ class SameTokens(Case):
                 engine = self.ours([answer(prompts())], several=True, **{name: 2}, **changes)
                 self.assertEqual(engine.results[0]["tokens"], stock())
                 self.assertEqual(engine.log.count("kvferry 0."), 2)
+
+    def test_adapters_over_one_prefix(self):
+        """Three prompts that begin alike, without an adapter and under two: a prefix is that of its adapter."""
+        calls = [("adapt", [beginnings(), adapters(2)], {})] * 2
+        lora = {"enable_lora": True, "max_loras": 2, "max_lora_rank": 8}
+        alone, engine = self.ran(Engine(calls, **lora)), self.ours(calls, **lora)
+        for call in range(2):
+            told = engine.results[call]
+            self.assertEqual(told["tokens"], alone.results[call]["tokens"])
+            self.assertEqual(told["cached"], alone.results[call]["cached"])
+            base, *others = (told["tokens"][i:i + 3] for i in (0, 3, 6))
+            self.assertTrue(all(base[i] != other[i] for other in others for i in range(3)) and others[0] != others[1])
+        self.assertEqual([c > 0 for c in engine.results[0]["cached"]], [False, True, True] * 3)
+        self.assertTrue(all(engine.results[1]["cached"]))
 
     def test_as_many_as_keep_their_budget(self):
         """Two ranks, whose scheduler is in a third process: all have one number, and others wait."""

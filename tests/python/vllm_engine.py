@@ -88,6 +88,26 @@ def capped_model(cap):
     return folder
 
 
+def adapters(count):
+    """Folders of LoRA adapters of the small model, each of rank 8 on queries, keys and values, large enough to be
+    seen in its tokens."""
+    import torch
+    from safetensors.torch import save_file
+    rows = {"q_proj": 256, "k_proj": 128, "v_proj": 128}
+    folders = [os.path.join(FOLDER.name, "adapter%d" % i) for i in range(count)]
+    for seed, folder in enumerate(folders):
+        os.makedirs(folder, exist_ok=True)
+        generator = torch.Generator().manual_seed(70 + seed)
+        named = "base_model.model.model.layers.%d.self_attn.%s.lora_%s.weight"
+        weights = {named % (layer, name, half): torch.randn(shape, generator=generator) * 0.1
+                   for layer in range(4) for name, out in rows.items() for half, shape in (("A", (8, 256)), ("B", (out, 8)))}
+        save_file(weights, os.path.join(folder, "adapter_model.safetensors"))
+        with open(os.path.join(folder, "adapter_config.json"), "w", encoding="utf-8") as out:
+            json.dump({"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 8, "lora_alpha": 16, "lora_dropout": 0.0,
+                       "bias": "none", "target_modules": list(rows)}, out)
+    return folders
+
+
 def looped_model():
     """The small model as an IQuest LoopCoder: its layers come twice, and then attend to keys of the first time as well,
     beside 64 tokens of their own."""
@@ -229,6 +249,16 @@ def do_answer(llm, ids, lengths=(NEW,), **fields):
     asked = [sampling(**{"max_tokens": lengths[i % len(lengths)], **fields}) for i in range(len(ids))]
     made = llm.generate([{"prompt_token_ids": i} for i in ids], asked, use_tqdm=False)
     return {"tokens": [[list(answer.token_ids) for answer in one.outputs] for one in made],
+            "cached": [one.num_cached_tokens for one in made]}
+
+
+def do_adapt(llm, ids, folders):
+    """The same prompts under no adapter and under each, all at once."""
+    from vllm.lora.request import LoRARequest
+    under = [None, *(LoRARequest(os.path.basename(f), i + 1, f) for i, f in enumerate(folders))]
+    made = llm.generate([{"prompt_token_ids": i} for _ in under for i in ids], [sampling() for _ in under for _ in ids],
+                        use_tqdm=False, lora_request=[one for one in under for _ in ids])
+    return {"tokens": [list(one.outputs[0].token_ids) for one in made],
             "cached": [one.num_cached_tokens for one in made]}
 
 
