@@ -26,7 +26,7 @@ PACKAGES = ["torch==2.15.0", "transformers==5.23.0", "gguf==0.19.0", "accelerate
 OLDEST = "transformers==5.16.0" # as kvferry/_hf_known.py has it
 OLD_TESTS = ["check_hf_known.py", "check_hf_generate.py", "check_hf_ways.py"]
 TESTS = ["check_hf.py", "check_hf_guard.py", "check_hf_known.py", "check_hf_generate.py",
-         "check_hf_shared.py", "check_hf_ways.py",
+         "check_hf_shared.py", "check_hf_ways.py", "check_hf_judge.py",
          "check_hf_models.py --shard 1/2", "check_hf_models.py --shard 2/2"]
 TRIES = 3  # registries time out
 UNPACK = """

@@ -315,7 +315,7 @@ static void a_replay_waits_for_nothing(void **state)
 {
     kvf_cache_config cc = config_of(KVF_SELECT_DYNAMIC);
     bench b;
-    char out[LAYERS * ROWS * 4 * 64 * 2];
+    char out[LAYERS * ROWS * 4 * 64 * sizeof(float)];
     bench_open(&b, &cc, 1013);
     record(&b);
     step(&b, 0, 0, out);
@@ -354,7 +354,7 @@ static uint64_t early_starts_of(uint32_t early_starts, const kvf_cache_config *c
 static void early_starts_can_be_switched_off(void **state)
 {
     const kvf_cache_config cc = config_of(KVF_SELECT_DYNAMIC);
-    char out[3][2][LAYERS * ROWS * 4 * 64 * 2];
+    char out[3][2][LAYERS * ROWS * 4 * 64 * sizeof(float)];
     const size_t bytes = LAYERS * ROWS * cc.query_heads * cc.head_dim * test_dtype_bytes(cc.dtype);
     assert_true(bytes <= sizeof out[0][0]);
     memset(out, 0, sizeof out);
@@ -385,7 +385,7 @@ static void what_cannot_be_recorded_is_said(void **state)
             test_on_cuda() ? "gather" : "host");
     refused(&b, kvf_record_end(b.w.cache, &r), KVF_INVALID, "begin");
     assert_null(r);
-    char out[LAYERS * ROWS * 4 * 64 * 2];
+    char out[LAYERS * ROWS * 4 * 64 * sizeof(float)];
     step(&b, 0, 0, out); /* still in order */
     bench_close(&b);
 }
@@ -395,7 +395,7 @@ static void a_recording_ends_with_its_attention_params(void **state)
 {
     const float sinks[4] = {1.0f, -1.0f, 2.0f, 0.5f};
     const kvf_cache_config cc = config_of(KVF_SELECT_DYNAMIC);
-    char out[LAYERS * ROWS * 4 * 64 * 2];
+    char out[LAYERS * ROWS * 4 * 64 * sizeof(float)];
     kvf_attention_params params;
     kvf_attention_params_init(&params);
     params.sinks = sinks;
@@ -451,7 +451,7 @@ static void misuse(const uint8_t *mask)
     assert_null(r);
 
     record(&b); /* and it works again */
-    char out[LAYERS * ROWS * 4 * 64 * 2];
+    char out[LAYERS * ROWS * 4 * 64 * sizeof(float)];
     step(&b, 0, 0, out);
     step(&b, 1, 1, out);
     assert_int_equal(b.replays, 1);
