@@ -432,9 +432,12 @@ int kvl_chains_find(kvl_chains *s, uint32_t stream, const uint64_t *set, uint32_
 
 void kvl_chains_wrote(kvl_chains *s, uint32_t layer, size_t first, size_t end)
 {
-    for (uint32_t i = 0; i < s->c.chains && !s->c.no_writes; i++) {
-        const kvl_chain *h = &s->chains[i];
-        const size_t base = h->stream < 0 ? end : (size_t)h->stream * s->c.cells;
+    uint32_t left = s->c.no_writes ? 0 : s->stats.chains;
+    for (const kvl_chain *h = s->chains; left; h++) {
+        if (h->stream < 0)
+            continue;
+        const size_t base = (size_t)h->stream * s->c.cells;
+        left--;
         for (size_t at = first > base ? first : base; at < end && at < base + s->c.cells; at++) {
             const uint32_t cell = (uint32_t)(at - base), place = h->place[cell];
             if (is_in(h->bits, cell))
