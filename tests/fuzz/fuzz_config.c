@@ -19,16 +19,10 @@ static void check_config(const kvf_model_config *config)
     fuzz_require(config->query_heads / config->kv_heads <= 128);
     fuzz_require(config->head_dim % 2 == 0 && config->head_dim / 2 <= KVF_ROPE_FREQUENCIES_MAX);
     fuzz_require(config->eos_count <= KVF_EOS_MAX && config->vocab_size > 0 && config->layers > 0);
-    fuzz_require((config->experts != 0) == config->architecture->has_experts);
-    fuzz_require(config->experts <= KVF_EXPERTS_MAX && config->experts_used <= config->experts);
-    fuzz_require(config->experts_used <= KVF_EXPERTS_USED_MAX);
     fuzz_require(config->window <= 1u << 20);
     fuzz_require(config->window == 0 || config->layers * config->kv_heads <= KVF_WINDOW_HEADS_MAX);
     for (uint32_t i = 0; config->window && i < config->layers * config->kv_heads; i++)
         fuzz_require(config->window_mask[i] <= 1);
-    fuzz_require(isfinite(config->query_scale) && config->query_scale > 0);
-    fuzz_require(isfinite(config->swiglu_limit) && isfinite(config->swiglu_alpha));
-    fuzz_require((config->swiglu_limit > 0) == config->architecture->clamps_swiglu);
     kvf_rope_table table;
     kvf_rope_table_make(config, &table);
     fuzz_require(table.count == config->head_dim / 2);

@@ -163,39 +163,7 @@ static const char *const layer_names[][2] = {
     {"mlp.gate_proj.weight", "ffn_gate.weight"},
     {"mlp.up_proj.weight", "ffn_up.weight"},
     {"mlp.down_proj.weight", "ffn_down.weight"},
-    {"mlp.gate.weight", "ffn_gate_inp.weight"},
-    {"mlp.experts.0.gate_proj.weight", "ffn_gate_exps.weight"},
-    {"mlp.experts.0.up_proj.weight", "ffn_up_exps.weight"},
-    {"mlp.experts.0.down_proj.weight", "ffn_down_exps.weight"},
-    /* gpt-oss: */
-    {"mlp.router.weight", "ffn_gate_inp.weight"},
-    {"mlp.router.bias", "ffn_gate_inp.bias"},
-    {"mlp.experts.gate_proj.weight", "ffn_gate_exps.weight"},
-    {"mlp.experts.gate_proj.bias", "ffn_gate_exps.bias"},
-    {"mlp.experts.up_proj.weight", "ffn_up_exps.weight"},
-    {"mlp.experts.up_proj.bias", "ffn_up_exps.bias"},
-    {"mlp.experts.down_proj.weight", "ffn_down_exps.weight"},
-    {"mlp.experts.down_proj.bias", "ffn_down_exps.bias"},
-    {"self_attn.o_proj.bias", "attn_output.bias"},
-    {"self_attn.sinks", "attn_sinks.weight"},
 };
-
-/* Gemma's, which has four norms and not two; the first is gpt-oss's too. */
-static const char *const gemma_names[][2] = {
-    {"post_attention_layernorm.weight", "post_attention_norm.weight"},
-    {"pre_feedforward_layernorm.weight", "ffn_norm.weight"},
-    {"post_feedforward_layernorm.weight", "post_ffw_norm.weight"},
-};
-
-static void rename_norms(const char *hf, char *out, size_t size)
-{
-    unsigned layer;
-    int at = 0;
-    if (sscanf(hf, "model.layers.%u.%n", &layer, &at) == 1 && at > 0)
-        for (size_t i = 0; i < sizeof gemma_names / sizeof *gemma_names; i++)
-            if (strcmp(hf + at, gemma_names[i][0]) == 0)
-                snprintf(out, size, "blk.%u.%s", layer, gemma_names[i][1]);
-}
 
 static void name_in_gguf(const char *hf, char *out, size_t size)
 {
@@ -226,11 +194,7 @@ static void add_tensor(gguf_image *image, const kvf_model_config *config, const 
                        uint32_t type)
 {
     char name[128] = "";
-    const bool is_gemma = strcmp(config->architecture->family, "gemma3") == 0;
-    const float more = is_gemma && from->rank == 1 ? 1.0f : 0.0f; /* to weights of norms */
     name_in_gguf(from->name, name, sizeof name);
-    if (is_gemma || config->architecture->has_sinks)
-        rename_norms(from->name, name, sizeof name);
     if (from->blocks) {
         gguf_image_tensor(image, name, from->blocks->id, from->rank, from->shape, from->data,
                           (size_t)from->bytes);
@@ -243,47 +207,17 @@ static void add_tensor(gguf_image *image, const kvf_model_config *config, const 
                            : strstr(name, "attn_q.weight") ? config->query_heads
                            : strstr(name, "attn_k.weight") ? config->kv_heads
                                                            : 0;
-    const uint64_t rows =
-        (from->rank > 1 ? from->shape[0] : 1) * (from->rank > 2 ? from->shape[1] : 1);
+    const uint64_t rows = from->rank > 1 ? from->shape[0] : 1;
     const uint64_t columns = from->shape[from->rank - 1];
     const size_t size = (size_t)(rows * columns) * kvf_dtype_bytes(dtype);
     char *bytes = malloc(size);
     assert_non_null(bytes);
     for (uint64_t row = 0; row < rows; row++)
         for (uint64_t i = 0; i < columns; i++)
-            kvf_element_set(
-                bytes, dtype, (size_t)(row_of_file(row, rows, heads) * columns + i),
-                more + kvf_element_get(from->data, from->dtype, (size_t)(row * columns + i)));
+            kvf_element_set(bytes, dtype, (size_t)(row_of_file(row, rows, heads) * columns + i),
+                            kvf_element_get(from->data, from->dtype, (size_t)(row * columns + i)));
     gguf_image_tensor(image, name, type, from->rank, from->shape, bytes, size);
     free(bytes);
-}
-
-/* All experts as one tensor, which begins with this one. */
-static void add_experts(gguf_image *image, const kvf_model_config *config,
-                        const kvf_weights *weights, const kvf_tensor *from, uint32_t type)
-{
-    char name[128] = "", other[128];
-    name_in_gguf(from->name, name, sizeof name);
-    const kvf_dtype dtype = type == IMAGE_F32 ? KVF_FP32 : type == IMAGE_F16 ? KVF_FP16 : KVF_BF16;
-    const size_t numbers = (size_t)(from->shape[0] * from->shape[1]);
-    const size_t bytes = numbers * kvf_dtype_bytes(dtype);
-    char *all = malloc(bytes * config->experts);
-    assert_non_null(all);
-    const char *at = strstr(from->name, "experts.0.");
-    assert_non_null(at);
-    for (uint32_t expert = 0; expert < config->experts; expert++) {
-        snprintf(other, sizeof other, "%.*sexperts.%u.%s", (int)(at - from->name), from->name,
-                 expert, at + sizeof "experts.0." - 1);
-        const kvf_tensor *one = kvf_weights_get(weights, other);
-        assert_non_null(one);
-        for (size_t i = 0; i < numbers; i++)
-            kvf_element_set(all, dtype, expert * numbers + i,
-                            kvf_element_get(one->data, one->dtype, i));
-    }
-    gguf_image_tensor(image, name, type, 3,
-                      (uint64_t[]){config->experts, from->shape[0], from->shape[1]}, all,
-                      bytes * config->experts);
-    free(all);
 }
 
 static void add_count(gguf_image *image, const char *family, const char *rest, uint32_t value)
@@ -337,34 +271,17 @@ void gguf_image_model(gguf_image *image, const kvf_model_config *config, kvf_wei
     add_count(image, family, "block_count", config->layers);
     add_count(image, family, "context_length", config->positions_max);
     add_count(image, family, "embedding_length", config->hidden_size);
-    if (config->experts) {
-        add_count(image, family, "expert_count", config->experts);
-        add_count(image, family, "expert_used_count", config->experts_used);
-        add_count(image, family, "expert_feed_forward_length", config->intermediate_size);
-    } else {
-        add_count(image, family, "feed_forward_length", config->intermediate_size);
-    }
+    add_count(image, family, "feed_forward_length", config->intermediate_size);
     add_count(image, family, "attention.head_count", config->query_heads);
     add_count(image, family, "attention.head_count_kv", config->kv_heads);
     add_count(image, family, "attention.key_length", config->head_dim);
     add_count(image, family, "attention.value_length", config->head_dim);
     add_real(image, family, "attention.layer_norm_rms_epsilon", config->norm_eps);
     add_rope(image, family, config);
-    if (config->architecture->has_local_rope)
-        add_real(image, family, "rope.freq_base_swa", config->local_theta);
-    if (config->architecture->window_pattern)
-        add_count(image, family, "attention.sliding_window", config->window);
     for (size_t i = 0; i < kvf_weights_count(weights); i++) {
         const kvf_tensor *tensor = kvf_weights_at(weights, i);
-        const bool is_single =
-            strstr(tensor->name, ".experts.") && !config->architecture->has_sinks;
-        const bool is_f32 = tensor->rank == 1 || strstr(tensor->name, ".bias") ||
-                            strstr(tensor->name, ".mlp.gate.") || strstr(tensor->name, ".router.");
         assert_int_equal(kvf_weights_load(tensor, 1, NULL), KVF_OK);
-        if (strstr(tensor->name, ".experts.0."))
-            add_experts(image, config, weights, tensor, type);
-        else if (!is_single)
-            add_tensor(image, config, tensor, is_f32 ? IMAGE_F32 : type);
+        add_tensor(image, config, tensor, tensor->rank == 1 ? IMAGE_F32 : type);
     }
 }
 
@@ -390,7 +307,5 @@ char *gguf_image_blocks(const gguf_type *type, size_t count)
         for (size_t block = 0; strcmp(scales[i].name, type->name) == 0 && block < count; block++)
             for (size_t k = 0; k < 2 && scales[i].halves[k] >= 0; k++)
                 bytes[block * type->bytes + (size_t)scales[i].halves[k] + 1] &= (char)0xbf;
-    for (size_t block = 0; type->index == GGUF_MXFP4 && block < count; block++)
-        bytes[block * type->bytes] &= 0x7f;
     return bytes;
 }

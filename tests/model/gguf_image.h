@@ -50,7 +50,7 @@ void *gguf_image_make(const gguf_image *image, size_t *size);
 void gguf_image_write(const gguf_image *image, const char *directory, const char *name);
 void gguf_image_free(gguf_image *image);
 
-/** Fields and tensors of a model: vectors and routers in F32, matrices in @p type, one of the plain
+/** Fields and tensors of a model: vectors in F32, matrices in @p type, one of the plain
  * three, which must hold them exactly, or as the blocks that they are. Rows are in the order of the
  * format. */
 void gguf_image_model(gguf_image *image, const kvf_model_config *config, kvf_weights *weights,

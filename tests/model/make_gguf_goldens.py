@@ -6,8 +6,7 @@ usage: make_gguf_goldens.py [--check]     needs NumPy and the `gguf` package, no
 
 Writes goldens/gguf_types.txt: for every type, FNV-1a over the bits of the numbers of BLOCKS blocks,
 and the first 4 numbers. The blocks are not written: test_gguf.c makes the same ones. Their bytes are
-random (splitmix64, seeded with the type's id), except that the fp16 in each of SCALES is finite, and
-that exponents of MXFP4 have seven bits.
+random (splitmix64, seeded with the type's id), except that the fp16 in each of SCALES is finite.
 
 --check compares with what is there instead of writing.
 """
@@ -27,8 +26,7 @@ BLOCKS = 256
 MASK = (1 << 64) - 1
 # Where a block has numbers of fp16; all of it where the type is one.
 SCALES = {"F16": [0], "BF16": [0], "F32": [2], "Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0],
-          "Q5_1": [0, 2], "Q8_0": [0], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208],
-          "MXFP4": []}
+          "Q5_1": [0, 2], "Q8_0": [0], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208]}
 
 
 def blocks_of(name, size):
@@ -43,8 +41,6 @@ def blocks_of(name, size):
     for block in range(0, BLOCKS * size, size):
         for at in SCALES[name]:
             out[block + at + 1] &= 0xBF
-        if name == "MXFP4":
-            out[block] &= 0x7F
     return np.frombuffer(bytes(out[:BLOCKS * size]), np.uint8)
 
 

@@ -24,7 +24,6 @@ import tempfile
 import numpy as np
 import torch
 import transformers
-from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -35,8 +34,7 @@ RECALL_PROMPT = 300
 STRIDE, RECALL_STRIDE = 5, 16
 MASK = (1 << 64) - 1
 GOLDEN_RATIO = 0x9E3779B97F4A7C15
-# Original lengths of rotary scalings are short, so that scaling shows within the prompt; gate and up of gpt-oss
-# have biases that reach the clamps.
+# Original lengths of rotary scalings are short, so that scaling shows within the prompt.
 MODELS = {}
 for _path in sorted(glob.glob(os.path.join(OUT, "*", "config.json"))):
     with open(_path) as _f:
@@ -66,12 +64,8 @@ def numbers(name, shape, fine):
         else:
             values = (z >> np.uint64(56)).astype(np.float64) / 128.0 - 1.0
         scale = 1.0
-        if name.endswith("gate_up_proj_bias"):
-            scale = 8.0
-        elif name.endswith("bias"):
+        if name.endswith("bias"):
             scale = 0.5
-        elif name.endswith("sinks"):
-            scale = 4.0
         elif "embed_tokens" not in name:
             while scale * scale * shape[1] > 3.0:
                 scale /= 2.0
@@ -79,52 +73,16 @@ def numbers(name, shape, fine):
     return torch.from_numpy(values.reshape(shape).astype(np.float32))
 
 
-def numbers_of(name, shape, fine, joined):
-    """The same for a parameter, which may hold tensors of the file: those of all experts, unless
-    files have them `joined` too."""
-    at = name.find(".experts.") + len(".experts.")
-    if at < len(".experts.") or joined:
-        return numbers(name, shape, fine)
-    roles = ("gate_proj", "up_proj") if name.endswith("gate_up_proj") else ("down_proj",)
-    one = (shape[1] // len(roles), shape[2])
-    return torch.stack([torch.cat([numbers("%s%d.%s.weight" % (name[:at], expert, role), one, fine)
-                                   for role in roles]) for expert in range(shape[0])])
-
-
-def bytes_of(name, shape):
-    """Blocks of MXFP4, or their scales: 2^-6 and 2^-5."""
-    z = stream(name, int(np.prod(shape)))
-    z = (z >> np.uint64(63)) + np.uint64(121) if name.endswith("_scales") else z >> np.uint64(56)
-    return torch.from_numpy(z.reshape(shape).astype(np.uint8))
-
-
-def pack_experts(folder):
-    """Experts of a directory in MXFP4, which Transformers unpacks."""
-    path = os.path.join(folder, "model.safetensors")
-    tensors = load_file(path)
-    for name in [n for n in tensors if n.endswith("up_proj") or n.endswith("down_proj")]:
-        experts, inputs, outputs = tensors.pop(name).shape
-        for end, more in (("_blocks", (16,)), ("_scales", ())):
-            tensors[name + end] = bytes_of(name + end, (experts, outputs, inputs // 32) + more)
-    save_file(tensors, path, {"format": "pt"})
-
-
 def write_random_model(config, folder):
     """As a Hugging Face directory: `to(dtype)` in memory would round the rotary frequencies too."""
     dtype = getattr(torch, config["torch_dtype"])
-    plain = {key: value for key, value in config.items() if key != "quantization_config"}
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**plain), dtype=dtype)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config), dtype=dtype)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            exact = numbers_of(name, tuple(parameter.shape), dtype == torch.float32,
-                               config["model_type"] == "gpt_oss")
+            exact = numbers(name, tuple(parameter.shape), dtype == torch.float32)
             parameter.copy_(exact)
             assert torch.equal(parameter.float(), exact), name
     model.save_pretrained(folder)
-    if plain != config:
-        pack_experts(folder)
-        with open(os.path.join(folder, "config.json"), "w") as f:
-            json.dump(config, f)
 
 
 def load(folder, dtype):

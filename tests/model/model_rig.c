@@ -15,29 +15,21 @@ static uint32_t or_else(uint32_t value, uint32_t otherwise)
 
 void model_shape_text(const model_shape *s, char text[MODEL_TEXT_BYTES])
 {
-    char experts[128] = "", window[64] = "";
-    const bool is_gpt = s->family && strcmp(s->family, "GptOss") == 0;
-    const uint32_t inner = or_else(s->intermediate, 192);
-    if (s->experts)
-        snprintf(experts, sizeof experts,
-                 " \"num_experts\": %u, \"num_experts_per_tok\": 2, \"norm_topk_prob\": true,"
-                 " \"moe_intermediate_size\": %u,",
-                 s->experts, inner);
+    char window[64] = "";
     if (s->window)
         snprintf(window, sizeof window, " \"sliding_window\": %u,", s->window);
-    const int bytes =
-        snprintf(text, MODEL_TEXT_BYTES,
-                 "{\"architectures\": [\"%sForCausalLM\"], \"hidden_size\": %u,%s%s"
-                 " \"intermediate_size\": %u, \"num_hidden_layers\": %u,"
-                 " \"num_attention_heads\": %u, \"num_key_value_heads\": %u, \"head_dim\": %u,"
-                 " \"vocab_size\": %u, \"hidden_act\": \"silu\","
-                 " \"max_position_embeddings\": 512, \"rope_theta\": 10000.0,"
-                 " \"rms_norm_eps\": 1e-6, \"tie_word_embeddings\": %s,%s"
-                 " \"torch_dtype\": \"bfloat16\"}",
-                 s->family ? s->family : "Qwen3", or_else(s->hidden, 128), experts, window, inner,
-                 s->layers, or_else(s->heads, 4), or_else(s->kv_heads, 2), or_else(s->head_dim, 64),
-                 or_else(s->vocab, 200), s->is_untied ? "false" : "true",
-                 is_gpt ? " \"rope_scaling\": {\"rope_type\": \"yarn\", \"factor\": 2.0}," : "");
+    const int bytes = snprintf(
+        text, MODEL_TEXT_BYTES,
+        "{\"architectures\": [\"%sForCausalLM\"], \"hidden_size\": %u,%s"
+        " \"intermediate_size\": %u, \"num_hidden_layers\": %u,"
+        " \"num_attention_heads\": %u, \"num_key_value_heads\": %u, \"head_dim\": %u,"
+        " \"vocab_size\": %u, \"hidden_act\": \"silu\","
+        " \"max_position_embeddings\": 512, \"rope_theta\": 10000.0,"
+        " \"rms_norm_eps\": 1e-6, \"tie_word_embeddings\": %s,"
+        " \"torch_dtype\": \"bfloat16\"}",
+        s->family ? s->family : "Qwen3", or_else(s->hidden, 128), window,
+        or_else(s->intermediate, 192), s->layers, or_else(s->heads, 4), or_else(s->kv_heads, 2),
+        or_else(s->head_dim, 64), or_else(s->vocab, 200), s->is_untied ? "false" : "true");
     assert_in_range(bytes, 1, MODEL_TEXT_BYTES - 1);
 }
 

@@ -23,8 +23,7 @@ typedef struct model_shape {
     uint32_t head_dim;     /**< [64] */
     uint32_t vocab;        /**< [200] */
     bool is_untied;        /**< with a head of its own */
-    uint32_t window;       /**< Gemma3: of all layers but every sixth; GptOss: every second */
-    uint32_t experts; /**< Qwen3Moe and GptOss: of each layer, two of which a token goes through */
+    uint32_t window;       /**< Mistral: of all layers */
 } model_shape;
 
 #define MODEL_TEXT_BYTES 1024u

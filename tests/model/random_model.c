@@ -21,17 +21,14 @@
 
 typedef struct tensor_plan {
     char name[TENSOR_NAME_BYTES];
-    uint64_t shape[4];
+    uint64_t shape[2];
     uint32_t rank;
-    bool is_bytes; /* of blocks in MXFP4, or their scales */
 } tensor_plan;
 
 typedef struct model_plan {
     tensor_plan *tensors;
     size_t count;
     kvf_dtype dtype;
-    bool packs_experts;
-    bool has_pictures; /* names are those of a model that reads pictures */
 } model_plan;
 
 random_stream random_stream_of(const char *name)
@@ -64,60 +61,11 @@ static void plan_add(model_plan *plan, int layer, const char *name, uint64_t row
     t->rank = columns ? 2 : 1;
 }
 
-/* All experts: inputs by outputs, or blocks of outputs and their scales. */
-static void plan_add_joined(model_plan *plan, int layer, const char *name, uint64_t experts,
-                            uint64_t inputs, uint64_t outputs)
+static void plan_mlp(model_plan *plan, const kvf_model_config *m, int layer)
 {
-    static const char *const ends[] = {"_blocks", "_scales"};
-    char full[TENSOR_NAME_BYTES - 24];
-    tensor_plan *t = &plan->tensors[plan->count];
-    for (uint32_t i = 0; i < 2 && plan->packs_experts; i++, t++) {
-        snprintf(full, sizeof full, "%s%s", name, ends[i]);
-        plan_add(plan, layer, full, experts, outputs);
-        t->shape[2] = inputs / 32;
-        t->shape[3] = 16;
-        t->rank = 4 - i;
-        t->is_bytes = true;
-    }
-    if (plan->packs_experts)
-        return;
-    plan_add(plan, layer, name, experts, inputs);
-    t->shape[2] = outputs;
-    t->rank = 3;
-}
-
-static void plan_mlp(model_plan *plan, const kvf_model_config *m, int layer, const char *at)
-{
-    static const char *const roles[] = {"gate_proj", "up_proj", "down_proj"};
-    char name[TENSOR_NAME_BYTES - 24];
-    for (size_t i = 0; i < 3; i++) {
-        const bool is_down = i == 2;
-        snprintf(name, sizeof name, "mlp.%s%s.weight", at, roles[i]);
-        plan_add(plan, layer, name, is_down ? m->hidden_size : m->intermediate_size,
-                 is_down ? m->intermediate_size : m->hidden_size);
-    }
-}
-
-static void plan_experts(model_plan *plan, const kvf_model_config *m, int layer)
-{
-    char at[32];
-    plan_add(plan, layer, "mlp.gate.weight", m->experts, m->hidden_size);
-    for (uint32_t expert = 0; expert < m->experts; expert++) {
-        snprintf(at, sizeof at, "experts.%u.", expert);
-        plan_mlp(plan, m, layer, at);
-    }
-}
-
-/* As files of gpt-oss have them. */
-static void plan_joined_experts(model_plan *plan, const kvf_model_config *m, int layer)
-{
-    const uint64_t experts = m->experts, hidden = m->hidden_size, inner = m->intermediate_size;
-    plan_add(plan, layer, "mlp.router.weight", experts, hidden);
-    plan_add(plan, layer, "mlp.router.bias", experts, 0);
-    plan_add_joined(plan, layer, "mlp.experts.gate_up_proj", experts, hidden, 2 * inner);
-    plan_add(plan, layer, "mlp.experts.gate_up_proj_bias", experts, 2 * inner);
-    plan_add_joined(plan, layer, "mlp.experts.down_proj", experts, inner, hidden);
-    plan_add(plan, layer, "mlp.experts.down_proj_bias", experts, hidden);
+    plan_add(plan, layer, "mlp.gate_proj.weight", m->intermediate_size, m->hidden_size);
+    plan_add(plan, layer, "mlp.up_proj.weight", m->intermediate_size, m->hidden_size);
+    plan_add(plan, layer, "mlp.down_proj.weight", m->hidden_size, m->intermediate_size);
 }
 
 static void plan_layer(model_plan *plan, const kvf_model_config *m, int layer)
@@ -126,29 +74,16 @@ static void plan_layer(model_plan *plan, const kvf_model_config *m, int layer)
     uint64_t kv = (uint64_t)m->kv_heads * m->head_dim;
     plan_add(plan, layer, "input_layernorm.weight", h, 0);
     plan_add(plan, layer, "post_attention_layernorm.weight", h, 0);
-    if (m->architecture->has_norms_after) {
-        plan_add(plan, layer, "pre_feedforward_layernorm.weight", h, 0);
-        plan_add(plan, layer, "post_feedforward_layernorm.weight", h, 0);
-    }
     plan_add(plan, layer, "self_attn.q_proj.weight", q, h);
     plan_add(plan, layer, "self_attn.k_proj.weight", kv, h);
     plan_add(plan, layer, "self_attn.v_proj.weight", kv, h);
     plan_add(plan, layer, "self_attn.o_proj.weight", h, q);
-    if (m->architecture->has_more_biases)
-        plan_joined_experts(plan, m, layer);
-    else if (m->experts)
-        plan_experts(plan, m, layer);
-    else
-        plan_mlp(plan, m, layer, "");
+    plan_mlp(plan, m, layer);
     if (m->architecture->qkv_bias) {
         plan_add(plan, layer, "self_attn.q_proj.bias", q, 0);
         plan_add(plan, layer, "self_attn.k_proj.bias", kv, 0);
         plan_add(plan, layer, "self_attn.v_proj.bias", kv, 0);
     }
-    if (m->architecture->has_more_biases)
-        plan_add(plan, layer, "self_attn.o_proj.bias", h, 0);
-    if (m->architecture->has_sinks)
-        plan_add(plan, layer, "self_attn.sinks", m->query_heads, 0);
     if (m->architecture->qk_norm) {
         plan_add(plan, layer, "self_attn.q_norm.weight", m->head_dim, 0);
         plan_add(plan, layer, "self_attn.k_norm.weight", m->head_dim, 0);
@@ -166,12 +101,8 @@ static double tensor_scale(const tensor_plan *t)
 {
     if (ends_with(t->name, "norm.weight"))
         return 0.0;
-    if (ends_with(t->name, "gate_up_proj_bias"))
-        return 8.0;
     if (ends_with(t->name, "bias"))
         return 0.5;
-    if (ends_with(t->name, "sinks"))
-        return 4.0;
     double scale = 1.0;
     if (!strstr(t->name, "embed_tokens"))
         while (scale * scale * (double)t->shape[1] > 3.0)
@@ -189,21 +120,7 @@ static float number_make(uint64_t z, double scale, kvf_dtype dtype)
 
 static uint64_t tensor_count(const tensor_plan *t)
 {
-    uint64_t count = 1;
-    for (uint32_t i = 0; i < t->rank; i++)
-        count *= t->shape[i];
-    return count;
-}
-
-static size_t element_bytes(const tensor_plan *t, kvf_dtype dtype)
-{
-    return t->is_bytes ? 1 : kvf_dtype_bytes(dtype);
-}
-
-/* Scales are 2^-6 and 2^-5. */
-static unsigned char byte_make(const tensor_plan *t, uint64_t z)
-{
-    return (unsigned char)(t->rank == 3 ? 121 + (z >> 63) : z >> 56);
+    return t->shape[0] * (t->rank == 2 ? t->shape[1] : 1);
 }
 
 static bool write_tensor(FILE *file, const tensor_plan *t, kvf_dtype dtype)
@@ -211,16 +128,12 @@ static bool write_tensor(FILE *file, const tensor_plan *t, kvf_dtype dtype)
     unsigned char block[BLOCK_NUMBERS * sizeof(float)];
     random_stream stream = random_stream_of(t->name);
     double scale = tensor_scale(t);
-    size_t element = element_bytes(t, dtype);
+    const size_t element = kvf_dtype_bytes(dtype);
     for (uint64_t left = tensor_count(t); left > 0;) {
         size_t count = left < BLOCK_NUMBERS ? (size_t)left : BLOCK_NUMBERS;
-        for (size_t i = 0; i < count; i++) {
-            const uint64_t z = random_stream_next(&stream);
-            if (t->is_bytes)
-                block[i] = byte_make(t, z);
-            else
-                kvf_element_set(block, dtype, i, number_make(z, scale, dtype));
-        }
+        for (size_t i = 0; i < count; i++)
+            kvf_element_set(block, dtype, i,
+                            number_make(random_stream_next(&stream), scale, dtype));
         if (fwrite(block, element, count, file) != count)
             return false;
         left -= count;
@@ -238,17 +151,14 @@ static bool write_header(FILE *file, const model_plan *plan)
     uint64_t offset = 0;
     for (size_t i = 0; i < plan->count; i++) {
         const tensor_plan *t = &plan->tensors[i];
-        const bool is_of_text = plan->has_pictures && strncmp(t->name, "vision", 6) != 0;
-        uint64_t end = offset + tensor_count(t) * element_bytes(t, plan->dtype);
-        char columns[64] = "";
-        for (uint32_t axis = 1, used = 0; axis < t->rank; axis++)
-            used += (uint32_t)snprintf(columns + used, sizeof columns - used, ",%llu",
-                                       (unsigned long long)t->shape[axis]);
+        uint64_t end = offset + tensor_count(t) * kvf_dtype_bytes(plan->dtype);
+        char columns[32] = "";
+        if (t->rank == 2)
+            snprintf(columns, sizeof columns, ",%llu", (unsigned long long)t->shape[1]);
         size += (size_t)snprintf(
             text + size, capacity - size,
-            "%s\"%s%s\":{\"dtype\":\"%s\",\"shape\":[%llu%s],\"data_offsets\":[%llu,%llu]}",
-            i ? "," : "", is_of_text ? "language_model." : "", t->name,
-            t->is_bytes ? "U8" : kvf_weights_dtype_name(plan->dtype),
+            "%s\"%s\":{\"dtype\":\"%s\",\"shape\":[%llu%s],\"data_offsets\":[%llu,%llu]}",
+            i ? "," : "", t->name, kvf_weights_dtype_name(plan->dtype),
             (unsigned long long)t->shape[0], columns, (unsigned long long)offset,
             (unsigned long long)end);
         offset = end;
@@ -294,19 +204,14 @@ bool random_model_write(const char *directory, const char *config_text)
         fprintf(stderr, "%s\n", error.text);
         return false;
     }
-    model_plan plan = {.dtype = m.dtype,
-                       .packs_experts = strstr(config_text, "\"mxfp4\""),
-                       .has_pictures = m.architecture->has_text_config};
-    plan.tensors =
-        calloc(4u + (size_t)m.layers * (16u + 3u * (size_t)m.experts), sizeof *plan.tensors);
+    model_plan plan = {.dtype = m.dtype};
+    plan.tensors = calloc(4u + (size_t)m.layers * 16u, sizeof *plan.tensors);
     if (!plan.tensors)
         return false;
     plan_add(&plan, -1, "model.embed_tokens.weight", m.vocab_size, m.hidden_size);
     for (uint32_t layer = 0; layer < m.layers; layer++)
         plan_layer(&plan, &m, (int)layer);
     plan_add(&plan, -1, "model.norm.weight", m.hidden_size, 0);
-    if (plan.has_pictures)
-        plan_add(&plan, -1, "vision_tower.weight", 2, 2);
     if (!m.tied_embeddings)
         plan_add(&plan, -1, "lm_head.weight", m.vocab_size, m.hidden_size);
     char path[4096];

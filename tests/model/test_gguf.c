@@ -57,7 +57,7 @@ static void widens_as_published(void **state)
         free(blocks);
         types++;
     }
-    assert_int_equal(types, 12);
+    assert_int_equal(types, 11);
     free(text);
 }
 
@@ -155,48 +155,6 @@ static void has_the_weights_of_its_directory(void **state)
     }
 }
 
-/* All experts of a layer are one tensor. The router keeps its type, and no other follows it. */
-static void stacks_experts(void **state)
-{
-    char path[1024];
-    kvf_error error = {0};
-    kvf_weights *weights;
-    kvf_model_config config;
-    gguf_image image = {0};
-    model m = open_model("qwen3moe-bf16");
-    gguf_image_model(&image, &m.config, m.weights, IMAGE_BF16);
-    write_image(&image, m.directory, path);
-    check(kvf_weights_open(path, &weights, &error), &error);
-    check(kvf_model_config_read(path, &config, &error), &error);
-    assert_string_equal(config.architecture->family, "qwen3moe");
-    assert_int_equal(config.dtype, KVF_BF16);
-    assert_int_equal(config.experts, m.config.experts);
-    assert_int_equal(config.experts_used, m.config.experts_used);
-    assert_int_equal(config.intermediate_size, m.config.intermediate_size);
-    assert_true(config.experts_normed);
-    assert_int_equal(kvf_weights_own_bytes(weights), 0);
-    const kvf_tensor *router = kvf_weights_get(weights, "model.layers.1.mlp.gate.weight");
-    assert_int_equal(router->dtype, KVF_FP32);
-    static const char *const roles[] = {"gate_proj", "up_proj", "down_proj"};
-    for (size_t role = 0; role < 3; role++) {
-        char name[128];
-        snprintf(name, sizeof name, "model.layers.2.mlp.experts.%s.weight", roles[role]);
-        const kvf_tensor *all = kvf_weights_get(weights, name);
-        assert_non_null(all);
-        assert_int_equal(all->rank, 3);
-        for (uint32_t expert = 0; expert < config.experts; expert++) {
-            snprintf(name, sizeof name, "model.layers.2.mlp.experts.%u.%s.weight", expert,
-                     roles[role]);
-            const kvf_tensor *one = kvf_weights_get(m.weights, name);
-            assert_memory_equal((const char *)all->data + expert * one->bytes, one->data,
-                                one->bytes);
-        }
-    }
-    kvf_weights_close(weights);
-    gguf_image_free(&image);
-    close_model(&m);
-}
-
 /* @p other has the fields of @p image, which was made of the model. */
 static void close_images(gguf_image *other, gguf_image *image, model *m)
 {
@@ -249,39 +207,6 @@ static void widens_a_model_to_bf16(void **state)
         }
         kvf_weights_close(weights);
     }
-    free(blocks);
-    close_images(&other, &image, &m);
-}
-
-/* Biases of experts are of two dimensions as matrices are, but they are added as plain numbers. */
-static void widens_biases_of_experts(void **state)
-{
-    char path[1024];
-    kvf_error error = {0};
-    kvf_weights *weights;
-    gguf_image image = {0};
-    model m = open_model("gptoss-bf16");
-    gguf_image_model(&image, &m.config, m.weights, IMAGE_BF16);
-    gguf_image other = {.fields = image.fields, .field_count = image.field_count};
-    const gguf_type *type = gguf_type_find(IMAGE_Q8_0);
-    char *blocks = gguf_image_blocks(type, 3 * 2);
-    float numbers[3 * 64];
-    gguf_image_tensor(&other, "blk.0.ffn_down_exps.bias", IMAGE_Q8_0, 2, (uint64_t[]){3, 64},
-                      blocks, 3 * 2 * 34);
-    gguf_image_tensor(&other, "token_embd.weight", IMAGE_Q8_0, 2, (uint64_t[]){3, 64}, blocks,
-                      3 * 2 * 34);
-    write_image(&other, m.directory, path);
-    check(kvf_weights_open(path, &weights, &error), &error);
-    kvf_weights_keep_packed(weights);
-    const kvf_tensor *bias = kvf_weights_get(weights, "model.layers.0.mlp.experts.down_proj.bias");
-    check(kvf_weights_load(bias, 2, &error), &error);
-    assert_null(bias->blocks);
-    assert_int_equal(bias->bytes, 3 * 64 * 2);
-    assert_int_equal(kvf_weights_bytes(weights), 3 * 64 * 2 + 3 * 2 * 34);
-    type->widen(blocks, 3 * 2, numbers);
-    for (size_t i = 0; i < 3 * 64; i++)
-        assert_int_equal(((const uint16_t *)bias->data)[i], kvf_bf16_from_float(numbers[i]));
-    kvf_weights_close(weights);
     free(blocks);
     close_images(&other, &image, &m);
 }
@@ -641,7 +566,6 @@ static void merges_by_scores(void **state)
 
 int main(void)
 {
-    return unit_run(widens_as_published, has_the_weights_of_its_directory, stacks_experts,
-                    widens_a_model_to_bf16, widens_biases_of_experts, reads_fields,
-                    encodes_as_its_directory, cuts_by_name, merges_by_scores);
+    return unit_run(widens_as_published, has_the_weights_of_its_directory, widens_a_model_to_bf16,
+                    reads_fields, encodes_as_its_directory, cuts_by_name, merges_by_scores);
 }

@@ -44,7 +44,6 @@ typedef struct golden {
     bool as_gguf;               /* the model is read from a GGUF file */
     const char *said, *instead; /* of config.json, once the weights are written; NULL = as it is */
     bool has_head_only;         /* the embedding is there by the name of the head */
-    bool reads_pictures;        /* it is part of a model that does */
 } golden;
 
 static void check(kvf_status status, const kvf_error *error)
@@ -238,19 +237,6 @@ static void rename_embedding(const char *directory)
     free(bytes);
 }
 
-/* The same model as part of one that reads pictures. */
-static char *as_text_config(char *config)
-{
-    static const char front[] =
-        "{\"architectures\": [\"Gemma3ForConditionalGeneration\"], \"text_config\": ";
-    const size_t size = sizeof front + strlen(config) + 1;
-    char *whole = malloc(size);
-    assert_non_null(whole);
-    snprintf(whole, size, "%s%s}", front, config);
-    free(config);
-    return whole;
-}
-
 static void compare_random(void **state)
 {
     const golden *g = *state;
@@ -259,8 +245,6 @@ static void compare_random(void **state)
     size_t bytes;
     char *config = fixture_read(path, &bytes);
     char *directory = fixture_directory_create();
-    if (g->reads_pictures)
-        config = as_text_config(config);
     assert_true(random_model_write(directory, config));
     if (g->has_head_only)
         rename_embedding(directory);
@@ -312,14 +296,6 @@ int main(void)
         AS_GGUF("qwen3-fp32"),        AS_GGUF("llama-fp32"),          AS_GGUF("llama-fp16"),
         AS_GGUF("mistral-fp32"),      AS_GGUF("qwen2-bf16"),          AS_GGUF("qwen2-fp32"),
     };
-    /* These are for the host alone. */
-    static golden of_host[] = {
-        RANDOM("gemma3-bf16", 2),   RANDOM("gemma3-fp32", 1),   AS_GGUF("gemma3-fp32"),
-        RANDOM("qwen3moe-bf16", 2), RANDOM("qwen3moe-fp32", 3), RANDOM("qwen3moe-shares", 1),
-        AS_GGUF("qwen3moe-bf16"),   AS_GGUF("qwen3moe-fp32"),   RANDOM("gptoss-bf16", 2),
-        RANDOM("gptoss-fp32", 1),   RANDOM("gptoss-mxfp4", 2),  AS_GGUF("gptoss-bf16"),
-        AS_GGUF("gptoss-mxfp4"),    RANDOM("gemma3-fp32", 2),
-    };
     /* Where weights came from is nothing to a GPU: it gets the first two of the GGUF files. It
      * never widens them, either. */
     kvf_runtime_config device;
@@ -347,7 +323,6 @@ int main(void)
                                            .test_func = compare_random,
                                            .initial_state = &random[count]};
     of_weights[2].has_head_only = true;
-    of_host[sizeof of_host / sizeof *of_host - 1].reads_pictures = true;
     for (size_t i = 0; i < 3; i++)
         tests[count++] = (struct CMUnitTest){.name = of_weights_names[i],
                                              .test_func = compare_random,
@@ -355,9 +330,6 @@ int main(void)
     tests[count++] = (struct CMUnitTest){
         .name = "recall", .test_func = compare_recall, .initial_state = &recall};
     if (on_host) {
-        for (size_t i = 0; i < sizeof of_host / sizeof *of_host; i++)
-            tests[count++] = (struct CMUnitTest){
-                .name = of_host[i].name, .test_func = compare_random, .initial_state = &of_host[i]};
         tests[count++] = (struct CMUnitTest){.name = "qwen2-bf16, widened to fp32",
                                              .test_func = compare_random,
                                              .initial_state = &wide};

@@ -186,74 +186,11 @@ static void refuses_what_is_wrong(void **state)
     fixture_directory_remove(directory);
 }
 
-/* ---- experts of gpt-oss ---- */
-
-/* Plain gate and up, and down in MXFP4. Data are bytes 0, 1, 2, ...; a number of BF16 is two. */
-static const char joined_header[] =
-    "{\"l.mlp.experts.gate_up_proj\":{\"dtype\":\"BF16\",\"shape\":[2,2,4],\"data_offsets\":[0,32]}"
-    ","
-    "\"l.mlp.experts.gate_up_proj_bias\":"
-    "{\"dtype\":\"BF16\",\"shape\":[2,4],\"data_offsets\":[32,48]},"
-    "\"l.mlp.experts.down_proj_bias\":"
-    "{\"dtype\":\"BF16\",\"shape\":[2,1],\"data_offsets\":[48,52]},"
-    "\"l.mlp.experts.down_proj_blocks\":"
-    "{\"dtype\":\"U8\",\"shape\":[2,1,1,16],\"data_offsets\":[52,84]},"
-    "\"l.mlp.experts.down_proj_scales\":"
-    "{\"dtype\":\"U8\",\"shape\":[2,1,1],\"data_offsets\":[84,86]},"
-    "\"l.other\":{\"dtype\":\"BF16\",\"shape\":[1],\"data_offsets\":[86,88]}}";
-enum { JOINED_DATA = 88 };
-
-/* First bytes of numbers, [count], of a tensor that is loaded. */
-static void expect_numbers(kvf_weights *weights, const char *name, uint32_t rank,
-                           const uint64_t *shape, const uint8_t *first, size_t count)
-{
-    kvf_error error = {0};
-    const kvf_tensor *tensor;
-    assert_int_equal(kvf_weights_find(weights, name, rank, shape, &tensor, &error), KVF_OK);
-    for (uint32_t threads = 1; threads < 4; threads++)
-        assert_int_equal(kvf_weights_load(tensor, threads, &error), KVF_OK);
-    assert_int_equal(tensor->bytes, count * sizeof(uint16_t));
-    for (size_t i = 0; i < count; i++)
-        assert_int_equal(((const uint8_t *)tensor->data)[2 * i], first[i]);
-}
-
-static void splits_joined_experts(void **state)
-{
-    image file = make_image(joined_header, JOINED_DATA);
-    kvf_error error;
-    kvf_weights *weights;
-    assert_int_equal(open_image(&file, &weights, &error), KVF_OK);
-    assert_int_equal(kvf_weights_count(weights), 7);
-    assert_int_equal(kvf_weights_bytes(weights), 32 + 16 + 4 + 2 * 17 + 2);
-    expect_numbers(weights, "l.mlp.experts.gate_proj.weight", 3, (uint64_t[]){2, 2, 2},
-                   (const uint8_t[]){0, 8, 4, 12, 16, 24, 20, 28}, 8);
-    expect_numbers(weights, "l.mlp.experts.up_proj.weight", 3, (uint64_t[]){2, 2, 2},
-                   (const uint8_t[]){2, 10, 6, 14, 18, 26, 22, 30}, 8);
-    expect_numbers(weights, "l.mlp.experts.gate_proj.bias", 2, (uint64_t[]){2, 2},
-                   (const uint8_t[]){32, 36, 40, 44}, 4);
-    expect_numbers(weights, "l.mlp.experts.up_proj.bias", 2, (uint64_t[]){2, 2},
-                   (const uint8_t[]){34, 38, 42, 46}, 4);
-    expect_numbers(weights, "l.mlp.experts.down_proj.bias", 2, (uint64_t[]){2, 1},
-                   (const uint8_t[]){48, 50}, 2);
-    expect_numbers(weights, "l.other", 1, (uint64_t[]){1}, (const uint8_t[]){86}, 1);
-    const kvf_tensor *down = kvf_weights_get(weights, "l.mlp.experts.down_proj.weight");
-    assert_true(down->rank == 3 && down->shape[0] == 2 && down->shape[1] == 1);
-    assert_true(down->shape[2] == 32 && down->blocks && down->bytes == 34);
-    assert_int_equal(kvf_weights_load(down, 2, &error), KVF_OK);
-    const uint8_t *second = (const uint8_t *)down->data + 17; /* bytes 68 to 83 were its nibbles */
-    assert_int_equal(second[0], 85);
-    for (uint32_t i = 0; i < 32; i++) {
-        const uint32_t was = (68 + i / 2) >> (i % 2 ? 4 : 0) & 15u;
-        assert_int_equal(second[1 + i % 16] >> (i < 16 ? 0 : 4) & 15u, was);
-    }
-    kvf_weights_close(weights);
-}
-
 static void survives_failing_allocation(void **state)
 {
     char *directory = fixture_directory_create();
     write_shards(directory, good_index);
-    const image file = make_image(joined_header, JOINED_DATA);
+    const image file = make_image(good_header, GOOD_DATA);
     bool reached = true;
     int64_t fail_at = 0;
     while (reached) {
@@ -286,6 +223,5 @@ static void survives_failing_allocation(void **state)
 int main(void)
 {
     return unit_run(reads_what_is_there, finds_by_shape, refuses_what_is_wrong,
-                    refuses_lying_lengths, opens_directories, survives_failing_allocation,
-                    splits_joined_experts);
+                    refuses_lying_lengths, opens_directories, survives_failing_allocation);
 }

@@ -39,7 +39,7 @@ static uint32_t find_kinds(kind *kinds)
         if (type && type->index != GGUF_PLAIN)
             kinds[count++] = (kind){.blocks = type};
     }
-    assert_int_equal(count, 3 + 9);
+    assert_int_equal(count, 3 + 8);
     return count;
 }
 

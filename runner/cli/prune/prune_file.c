@@ -73,21 +73,9 @@ static uint64_t hash_rounded(uint64_t hash, double value)
 static uint64_t hash_settings(const kvf_model_config *model)
 {
     const kvf_rope_config *r = &model->rope;
-    const double reals[] = {r->theta,
-                            r->factor,
-                            r->low_freq_factor,
-                            r->high_freq_factor,
-                            r->original_positions,
-                            r->beta_fast,
-                            r->beta_slow,
-                            r->truncate,
-                            model->local_theta,
-                            model->norm_eps,
-                            (double)model->query_scale,
-                            (double)model->swiglu_limit,
-                            (double)model->swiglu_alpha,
-                            model->experts_used,
-                            model->experts_normed};
+    const double reals[] = {
+        r->theta,     r->factor,    r->low_freq_factor, r->high_freq_factor, r->original_positions,
+        r->beta_fast, r->beta_slow, r->truncate,        model->norm_eps};
     uint64_t hash = hash_number(FNV_START, (uint64_t)r->kind);
     for (size_t i = 0; i < sizeof reals / sizeof *reals; i++)
         hash = hash_real(hash, reals[i]);

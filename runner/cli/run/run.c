@@ -151,8 +151,7 @@ static kvf_status read_and_plan(job *j, kvf_error *error)
     KVF_TRY(cli_input_read(in, m, error));
     KVF_TRY(cli_run_prune_prepare(in, m, error));
     if (!m->runtime)
-        KVF_TRY(
-            cli_runtime_open(&in->options.runtime, &in->model, in->weights, &m->runtime, error));
+        KVF_TRY(kvf_runtime_open(&in->options.runtime, &m->runtime, error));
     KVF_TRY(cli_machine_plan(in, m, error));
     return cli_saved_check(in, m, error);
 }

@@ -46,23 +46,6 @@ static void load_weights(const cli_input *in)
     cli_progress_end(&progress);
 }
 
-kvf_status cli_runtime_open(kvf_runtime_config *config, const kvf_model_config *model,
-                            kvf_weights *weights, kvf_runtime **out, kvf_error *error)
-{
-    kvf_error why = {0};
-    KVF_TRY(kvf_runtime_open(config, out, error));
-    if (config->device != KVF_DEVICE_AUTO || kvf_runtime_device(*out) == KVF_DEVICE_HOST)
-        return KVF_OK;
-    kvf_weights_keep_packed(weights);
-    if (kvf_transformer_on_gpu(model, weights, &why) == KVF_OK)
-        return KVF_OK;
-    fprintf(stderr, "kvferry: on the host device: %.*s\n", (int)strcspn(why.text, ";"), why.text);
-    kvf_runtime_close(*out);
-    *out = NULL;
-    config->device = KVF_DEVICE_HOST;
-    return kvf_runtime_open(config, out, error);
-}
-
 kvf_status cli_weights_convert(kvf_weights *weights, const kvf_runtime *runtime, kvf_error *error)
 {
     cli_progress progress;

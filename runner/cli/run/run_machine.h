@@ -67,11 +67,6 @@ KVF_CHECKED kvf_status cli_plan_make(const kvf_transformer_options *options,
                                      const kvf_cache_config *cache, cli_memory_plan *plan,
                                      kvf_error *error);
 
-/** A runtime on the device of @p config; with `auto`, on one that computes the model, which
- * @p config says then. @return as kvf_runtime_open */
-KVF_CHECKED kvf_status cli_runtime_open(kvf_runtime_config *config, const kvf_model_config *model,
-                                        kvf_weights *weights, kvf_runtime **out, kvf_error *error);
-
 /** Tensors that a file holds in another type or order than is needed. @return KVF_OK also if
  * interrupted */
 KVF_CHECKED kvf_status cli_weights_convert(kvf_weights *weights, const kvf_runtime *runtime,

@@ -76,7 +76,7 @@ kvf_status cli_saved_read(cli_input *in, cli_machine *m, kvf_error *error)
     kvf_saved saved;
     if (!path)
         return KVF_OK;
-    KVF_TRY(cli_runtime_open(&in->options.runtime, &in->model, in->weights, &m->runtime, error));
+    KVF_TRY(kvf_runtime_open(&in->options.runtime, &m->runtime, error));
     KVF_TRY(kvf_saved_read(m->runtime, path, 0, &saved, NULL, 0, error));
     for (size_t i = 0; i < saved.note_bytes / sizeof(uint32_t); i++)
         KVF_TRY(kvf_token_ids_push(&in->loaded.prompt, 0, error));

@@ -101,8 +101,7 @@ static kvf_status open_machine(cli_tune *tune, kvf_error *error)
 {
     const uint32_t tokens = tune->tuning.tokens;
     kvf_cache_config config;
-    KVF_TRY(cli_runtime_open(&tune->options.runtime, &tune->model, tune->weights, &tune->runtime,
-                             error));
+    KVF_TRY(kvf_runtime_open(&tune->options.runtime, &tune->runtime, error));
     kvf_transformer_options options = {.runtime = tune->runtime,
                                        .model = &tune->model,
                                        .weights = tune->weights,

@@ -37,7 +37,6 @@ typedef enum gguf_index {
     GGUF_Q4_K,
     GGUF_Q5_K,
     GGUF_Q6_K,
-    GGUF_MXFP4,
     GGUF_TYPES,
 } gguf_index;
 
@@ -51,19 +50,6 @@ typedef struct gguf_type {
     gguf_index index;
 } gguf_type;
 
-#define GGUF_MXFP4_ID 39u
-
-/** The scale of a block of MXFP4 whose numbers are whole ones, twice as large as the standard has
- * them: half of 2^(exponent - 127). */
-static inline float gguf_mxfp4_scale(char byte)
-{
-    const uint32_t exponent = (uint8_t)byte;
-    const uint32_t bits = exponent < 2 ? 0x00200000u << exponent : (exponent - 1) << 23;
-    float scale;
-    memcpy(&scale, &bits, sizeof scale);
-    return scale;
-}
-
 /** NULL if it is not supported. */
 const gguf_type *gguf_type_find(uint32_t id);
 
@@ -71,7 +57,7 @@ const gguf_type *gguf_type_find(uint32_t id);
 const char *gguf_type_name(uint32_t id);
 
 /** The names of those that are supported, for messages. */
-#define GGUF_TYPE_NAMES "F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K and MXFP4"
+#define GGUF_TYPE_NAMES "F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K and Q6_K"
 
 #define GGUF_RANK_MAX 4u
 

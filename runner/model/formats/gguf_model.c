@@ -34,16 +34,9 @@ static void read_architecture(gguf_writer *w, const kvf_architecture **out)
     w->family = *out ? (*out)->gguf : "";
 }
 
-static bool ends_with(gguf_string name, const char *end)
-{
-    const size_t size = strlen(end);
-    return name.size > size && memcmp(name.bytes + name.size - size, end, size) == 0;
-}
-
 bool gguf_keeps_type(const gguf_tensor *tensor)
 {
-    return tensor->rank == 1 || ends_with(tensor->name, ".ffn_gate_inp.weight") ||
-           ends_with(tensor->name, ".bias");
+    return tensor->rank == 1;
 }
 
 /* One plain type for all matrices keeps it; anything else becomes BF16. */
@@ -90,10 +83,8 @@ static const struct {
     double neutral;
     const char *fix;
 } must_be_neutral[] = {
-    {"expert_weights_scale", 1, "scaled experts are not supported, use another model"},
-    {"expert_gating_func", 1, "experts are supported by softmax only, use another model"},
-    {"expert_shared_count", 0, "shared experts are not supported, use another model"},
-    {"expert_group_used_count", 0, "groups of experts are not supported, use another model"},
+    {"expert_count", 0,
+     "mixtures of experts are not supported, use a dense model, or llama.cpp with kvferry-llama"},
     {"attention.scale", 0, "another attention scale is not supported, use another model"},
     {"attention.clamp_kqv", 0, "clamped attention is not supported, use another model"},
     {"attention.max_alibi_bias", 0, "ALiBi is not supported, use another model"},
@@ -111,7 +102,7 @@ static const struct {
      "this scale of RoPE is not supported, use another model"},
 };
 
-static void check_neutral(gguf_writer *w, const kvf_architecture *architecture)
+static void check_neutral(gguf_writer *w)
 {
     char key[GGUF_KEY_BYTES];
     for (size_t i = 0; i < sizeof must_be_neutral / sizeof *must_be_neutral; i++) {
@@ -125,37 +116,11 @@ static void check_neutral(gguf_writer *w, const kvf_architecture *architecture)
         gguf_refuse(w, key, "parallel residuals are not supported, use another model");
     const uint32_t context = gguf_count(w, gguf_family_key(w, "context_length", key), 0);
     const double window = gguf_real(w, gguf_family_key(w, "attention.sliding_window", key), 0);
-    if (window > 0 && window < context && !architecture->has_windows)
+    if (window > 0 && window < context)
         gguf_refuse(w, key, "sliding windows are not supported, use another model");
 }
 
 /* ---- config.json ---- */
-
-/* The MLP's width, or the experts. */
-static void put_mlp(gguf_writer *w, const kvf_architecture *architecture)
-{
-    char key[GGUF_KEY_BYTES];
-    if (!architecture->has_experts) {
-        const double experts = gguf_real(w, gguf_family_key(w, "expert_count", key), 0);
-        if (experts != 0)
-            gguf_refuse(w, key,
-                        "mixtures of experts are supported in qwen3moe and gpt-oss only, use "
-                        "those or a dense model");
-        gguf_put(w, ",\"intermediate_size\":%u",
-                 gguf_count(w, gguf_family_key(w, "feed_forward_length", key), 0));
-        return;
-    }
-    const char *const counts[][2] = {{"expert_feed_forward_length", architecture->has_more_biases
-                                                                        ? "intermediate_size"
-                                                                        : "moe_intermediate_size"},
-                                     {"expert_count", "num_experts"},
-                                     {"expert_used_count", "num_experts_per_tok"}};
-    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++)
-        gguf_put(w, ",\"%s\":%u", counts[i][1],
-                 gguf_count(w, gguf_family_key(w, counts[i][0], key), 0));
-    gguf_put(w, ",\"norm_topk_prob\":%s",
-             gguf_flag(w, gguf_family_key(w, "expert_weights_norm", key), true) ? "true" : "false");
-}
 
 /* Query, key and value of a head have one size, and all of it is rotated. */
 static uint32_t read_head_dim(gguf_writer *w, const gguf_model *model, uint32_t width)
@@ -175,7 +140,7 @@ static uint32_t read_head_dim(gguf_writer *w, const gguf_model *model, uint32_t 
     return head_dim;
 }
 
-static void put_rope(gguf_writer *w, const kvf_architecture *architecture)
+static void put_rope(gguf_writer *w)
 {
     static const char *const numbers[][2] = {
         {"rope.scaling.factor", "factor"},
@@ -185,11 +150,7 @@ static void put_rope(gguf_writer *w, const kvf_architecture *architecture)
     };
     char key[GGUF_KEY_BYTES];
     gguf_put(w, ",\"rope_theta\":%.17g",
-             gguf_real(w, gguf_family_key(w, "rope.freq_base", key),
-                       architecture->rope_theta > 0 ? architecture->rope_theta : 10000));
-    if (architecture->has_local_rope)
-        gguf_put(w, ",\"rope_local_base_freq\":%.17g",
-                 gguf_real(w, gguf_family_key(w, "rope.freq_base_swa", key), 10000));
+             gguf_real(w, gguf_family_key(w, "rope.freq_base", key), 10000));
     const gguf_string *type = gguf_text(w, gguf_family_key(w, "rope.scaling.type", key));
     if (!type || gguf_string_is(*type, "none"))
         return;
@@ -198,24 +159,7 @@ static void put_rope(gguf_writer *w, const kvf_architecture *architecture)
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
         if (gguf_find(w->file, gguf_family_key(w, numbers[i][0], key)))
             gguf_put(w, ",\"%s\":%.17g", numbers[i][1], gguf_real(w, key, NAN));
-    gguf_put(w, "%s}", architecture->has_sinks ? ",\"truncate\":false" : "");
-}
-
-/* Windows; and Gemma's scale of attention, which no field has: in the model of 62 layers it is that
- * of a share of the hidden size. */
-static void put_windows(gguf_writer *w, const gguf_model *model, uint32_t width)
-{
-    enum { LAYERS_OF_27B = 62 };
-    char key[GGUF_KEY_BYTES];
-    gguf_put(w, ",\"sliding_window\":%u",
-             gguf_count(w, gguf_family_key(w, "attention.sliding_window", key), 0));
-    gguf_put(w, ",\"sliding_window_pattern\":%u",
-             gguf_count(w, gguf_family_key(w, "attention.sliding_window_pattern", key),
-                        model->architecture->window_pattern));
-    if (model->architecture->scales_embedding)
-        gguf_put(w, ",\"query_pre_attn_scalar\":%u",
-                 model->layers == LAYERS_OF_27B ? width / model->query_heads
-                                                : read_head_dim(w, model, width));
+    gguf_put(w, "}");
 }
 
 /* Ids of tokens that begin and end texts. */
@@ -246,7 +190,7 @@ static void write_config(gguf_writer *w)
     read_model(w, &model);
     if (w->status != KVF_OK)
         return;
-    check_neutral(w, model.architecture);
+    check_neutral(w);
     const gguf_tensor *embedding = gguf_tensor_find(w->file, "token_embd.weight");
     if (!embedding && w->status == KVF_OK)
         w->status = model_fail(w->error, KVF_CORRUPT,
@@ -261,16 +205,15 @@ static void write_config(gguf_writer *w)
              model.kv_heads);
     gguf_put(w, ",\"head_dim\":%u,\"vocab_size\":%" PRIu64, read_head_dim(w, &model, width),
              embedding ? embedding->shape[0] : 1);
-    put_mlp(w, model.architecture);
+    gguf_put(w, ",\"intermediate_size\":%u",
+             gguf_count(w, gguf_family_key(w, "feed_forward_length", key), 0));
     gguf_put(w, ",\"max_position_embeddings\":%u",
              gguf_count(w, gguf_family_key(w, "context_length", key), 0));
     gguf_put(w, ",\"rms_norm_eps\":%.17g",
              gguf_real(w, gguf_family_key(w, "attention.layer_norm_rms_epsilon", key), NAN));
     gguf_put(w, ",\"tie_word_embeddings\":%s",
              gguf_tensor_find(w->file, "output.weight") ? "false" : "true");
-    put_rope(w, model.architecture);
-    if (model.architecture->window_pattern)
-        put_windows(w, &model, width);
+    put_rope(w);
     put_ids(w);
     gguf_put(w, "}");
 }

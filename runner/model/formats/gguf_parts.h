@@ -38,8 +38,7 @@ KVF_CHECKED kvf_status gguf_take_value(gguf_cursor *c, gguf_string key, gguf_val
  * what a converter of the model would write only where the runner does not look, or it is refused.
  */
 
-/** Whether a tensor keeps its type, whatever that of the model is: a vector, biases, or what
- * chooses experts. */
+/** Whether a tensor keeps its type, whatever that of the model is: a vector. */
 bool gguf_keeps_type(const gguf_tensor *tensor);
 
 /** A tensor that divides the frequencies of RoPE. */
@@ -48,7 +47,7 @@ bool gguf_keeps_type(const gguf_tensor *tensor);
 typedef struct gguf_model {
     const kvf_architecture *architecture;
     uint32_t layers, query_heads, kv_heads;
-    kvf_dtype dtype; /* the type of all matrices if it is a plain one, else BF16; no router's */
+    kvf_dtype dtype; /* the type of all matrices if it is a plain one, else BF16 */
 } gguf_model;
 
 /** @return KVF_OK; KVF_CORRUPT or KVF_UNSUPPORTED naming file, field, value and fix */

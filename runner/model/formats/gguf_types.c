@@ -123,19 +123,6 @@ static void widen_q8_0(const char *block, size_t count, float *to)
     }
 }
 
-/* Nibbles of a sign, two bits of exponent and one of mantissa. */
-static void widen_mxfp4(const char *block, size_t count, float *to)
-{
-    static const float numbers[] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
-    for (; count > 0; count--, block += 17, to += SMALL) {
-        const float scale = gguf_mxfp4_scale(block[0]);
-        for (uint32_t i = 0; i < SMALL / 2; i++) {
-            to[i] = scale * numbers[low(block + 1, i)];
-            to[i + SMALL / 2] = scale * numbers[high(block + 1, i)];
-        }
-    }
-}
-
 /* ---- 256 numbers ---- */
 
 /* Scale and least value of group i of eight, six bits each: those of the first four groups are in
@@ -219,7 +206,6 @@ static const gguf_type types[] = {
     {"Q4_K", 12, LARGE, 144, widen_q4_k, GGUF_Q4_K},
     {"Q5_K", 13, LARGE, 176, widen_q5_k, GGUF_Q5_K},
     {"Q6_K", 14, LARGE, 210, widen_q6_k, GGUF_Q6_K},
-    {"MXFP4", GGUF_MXFP4_ID, SMALL, 17, widen_mxfp4, GGUF_MXFP4},
 };
 
 const gguf_type *gguf_type_find(uint32_t id)
@@ -237,6 +223,7 @@ const char *gguf_type_name(uint32_t id)
         [17] = "IQ2_XS", [18] = "IQ3_XXS", [19] = "IQ1_S", [20] = "IQ4_NL", [21] = "IQ3_S",
         [22] = "IQ2_S",  [23] = "IQ4_XS",  [24] = "I8",    [25] = "I16",    [26] = "I32",
         [27] = "I64",    [28] = "F64",     [29] = "IQ1_M", [34] = "TQ1_0",  [35] = "TQ2_0",
+        [39] = "MXFP4",
     };
     const gguf_type *type = gguf_type_find(id);
     if (type)

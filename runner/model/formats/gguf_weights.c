@@ -25,12 +25,6 @@ typedef enum layer_rule {
     ALWAYS,
     IF_BIAS,
     IF_NORM,
-    IF_DENSE,
-    IF_EXPERTS,
-    IF_AFTER,
-    IF_BEFORE,
-    IF_MORE_BIASES,
-    IF_SINKS,
 } layer_rule;
 
 typedef struct name_row {
@@ -49,26 +43,10 @@ static const name_row in_layer[] = {
     {"attn_v.bias", "self_attn.v_proj.bias", IF_BIAS},
     {"attn_q_norm.weight", "self_attn.q_norm.weight", IF_NORM},
     {"attn_k_norm.weight", "self_attn.k_norm.weight", IF_NORM},
-    {"ffn_norm.weight", "post_attention_layernorm.weight", IF_BEFORE},
-    {"ffn_norm.weight", "pre_feedforward_layernorm.weight", IF_AFTER},
-    {"post_attention_norm.weight", "post_attention_layernorm.weight", IF_AFTER},
-    {"post_attention_norm.weight", "post_attention_layernorm.weight", IF_SINKS},
-    {"post_ffw_norm.weight", "post_feedforward_layernorm.weight", IF_AFTER},
-    {"ffn_gate.weight", "mlp.gate_proj.weight", IF_DENSE},
-    {"ffn_up.weight", "mlp.up_proj.weight", IF_DENSE},
-    {"ffn_down.weight", "mlp.down_proj.weight", IF_DENSE},
-    {"ffn_gate_inp.weight", "mlp.router.weight", IF_MORE_BIASES},
-    {"ffn_gate_inp.weight", "mlp.gate.weight", IF_EXPERTS},
-    /* All experts of a layer, one after the other; folders have a name for each. */
-    {"ffn_gate_exps.weight", "mlp.experts.gate_proj.weight", IF_EXPERTS},
-    {"ffn_up_exps.weight", "mlp.experts.up_proj.weight", IF_EXPERTS},
-    {"ffn_down_exps.weight", "mlp.experts.down_proj.weight", IF_EXPERTS},
-    {"ffn_gate_inp.bias", "mlp.router.bias", IF_MORE_BIASES},
-    {"ffn_gate_exps.bias", "mlp.experts.gate_proj.bias", IF_MORE_BIASES},
-    {"ffn_up_exps.bias", "mlp.experts.up_proj.bias", IF_MORE_BIASES},
-    {"ffn_down_exps.bias", "mlp.experts.down_proj.bias", IF_MORE_BIASES},
-    {"attn_output.bias", "self_attn.o_proj.bias", IF_MORE_BIASES},
-    {"attn_sinks.weight", "self_attn.sinks", IF_SINKS},
+    {"ffn_norm.weight", "post_attention_layernorm.weight", ALWAYS},
+    {"ffn_gate.weight", "mlp.gate_proj.weight", ALWAYS},
+    {"ffn_up.weight", "mlp.up_proj.weight", ALWAYS},
+    {"ffn_down.weight", "mlp.down_proj.weight", ALWAYS},
 };
 
 static const name_row outside[] = {
@@ -79,26 +57,7 @@ static const name_row outside[] = {
 
 static bool rule_holds(layer_rule rule, const kvf_architecture *architecture)
 {
-    switch (rule) {
-    case IF_BIAS:
-        return architecture->qkv_bias;
-    case IF_NORM:
-        return architecture->qk_norm;
-    case IF_DENSE:
-        return !architecture->has_experts;
-    case IF_EXPERTS:
-        return architecture->has_experts;
-    case IF_AFTER:
-        return architecture->has_norms_after;
-    case IF_BEFORE:
-        return !architecture->has_norms_after;
-    case IF_MORE_BIASES:
-        return architecture->has_more_biases;
-    case IF_SINKS:
-        return architecture->has_sinks;
-    default:
-        return true;
-    }
+    return rule == IF_BIAS ? architecture->qkv_bias : rule != IF_NORM || architecture->qk_norm;
 }
 
 static const name_row *find_row(const name_row *rows, size_t count, gguf_string name,

@@ -24,15 +24,6 @@
 #define CONFIG_BYTES_MAX (16u << 20)
 #define WINDOW_MAX       (1u << 20) /* of kvf_cache_config.streaming_recent */
 
-#define GEMMA3(called, more)                                                                       \
-    {                                                                                              \
-        .name = (called), more, .family = "gemma3", .qk_norm = true, .has_windows = true,          \
-        .has_norms_after = true, .norms_add_one = true, .has_gelu = true,                          \
-        .scales_embedding = true, .has_local_rope = true, .has_stretched_positions = true,         \
-        .query_heads = 8, .kv_heads = 4, .vocab_size = 262208, .positions = 131072,                \
-        .head_dim = 256, .window_pattern = 6, .is_tied = true, .rope_theta = 1e6                   \
-    }
-
 /* To add an architecture without a new operation, add a row. */
 static const kvf_architecture architectures[] = {
     {.name = "LlamaForCausalLM",
@@ -48,27 +39,6 @@ static const kvf_architecture architectures[] = {
      .family = "qwen3",
      .qk_norm = true,
      .head_dim = 128},
-    {.name = "Qwen3MoeForCausalLM",
-     .gguf = "qwen3moe",
-     .family = "qwen3moe",
-     .qk_norm = true,
-     .has_experts = true},
-    GEMMA3("Gemma3ForCausalLM", .gguf = "gemma3"),
-    GEMMA3("Gemma3ForConditionalGeneration", .has_text_config = true),
-    {.name = "GptOssForCausalLM",
-     .gguf = "gpt-oss",
-     .family = "gpt-oss",
-     .qkv_bias = true,
-     .has_windows = true,
-     .has_experts = true,
-     .has_sinks = true,
-     .has_more_biases = true,
-     .clamps_swiglu = true,
-     .head_dim = 64,
-     .window_pattern = 2,
-     .experts_normed = true,
-     .has_rope_scaling = true,
-     .rope_theta = 150000},
 };
 
 #define ARCHITECTURES (sizeof architectures / sizeof *architectures)
@@ -158,8 +128,8 @@ bool config_bool(config_reader *reader, const json_value *object, const char *fi
 
 /* ---- what is refused ---- */
 
-#define NO_EXPERTS                                                                                 \
-    "mixtures of experts are supported in Qwen3-MoE and gpt-oss only, use those or a dense model"
+#define ENGINES    "use another model, or llama.cpp with kvferry-llama"
+#define NO_EXPERTS "mixtures of experts are not supported, " ENGINES
 
 /* Fields that change the computation; unset, false and 0 are fine. */
 static const struct {
@@ -169,34 +139,23 @@ static const struct {
     {"quantization_config",
      "quantised weights are not supported, use the bf16, fp16 or fp32 model"},
     {"compression_config", "compressed weights are not supported, use the bf16 model"},
-    {"attention_bias",
-     "attention biases outside Qwen2 and gpt-oss are not supported, use a model without"},
+    {"attention_bias", "attention biases outside Qwen2 are not supported, use a model without"},
     {"mlp_bias", "biases in the MLP are not supported, use a model without"},
     {"use_sliding_window",
      "sliding windows are not supported, set it to false or use another model"},
+    {"num_experts", NO_EXPERTS},
+    {"num_local_experts", NO_EXPERTS},
     {"n_routed_experts", NO_EXPERTS},
-    {"mlp_only_layers",
-     "layers without experts are not supported beside others, use another model"},
     {"attn_logit_softcapping", "soft-capped attention is not supported, use another model"},
     {"final_logit_softcapping", "soft-capped logits are not supported, use another model"},
     {"use_bidirectional_attention", "only causal attention is supported, use another model"},
+    {"query_pre_attn_scalar", "another attention scale is not supported, use another model"},
     {"attention_multiplier", "another attention scale is not supported, use another model"},
     {"residual_multiplier", "scaled residuals are not supported, use another model"},
     {"embedding_multiplier", "scaled embeddings are not supported, use another model"},
     {"logits_scaling", "scaled logits are not supported, use another model"},
     {"no_rope_layers", "layers without RoPE are not supported, use another model"},
 };
-
-/* The object that has a field: the whole model, or the text model that is part of it. */
-static const json_value *holder_of(const config_reader *reader, const char *field)
-{
-    return json_get_set(reader->whole, field) ? reader->whole : reader->root;
-}
-
-static const json_value *get_anywhere(const config_reader *reader, const char *field)
-{
-    return json_get_set(holder_of(reader, field), field);
-}
 
 static bool is_unset(const json_value *value)
 {
@@ -205,58 +164,17 @@ static bool is_unset(const json_value *value)
            ((value->kind == JSON_OBJECT || value->kind == JSON_ARRAY) && value->size == 0);
 }
 
-/* gpt-oss has biases everywhere, and experts in MXFP4, which weights.h finds by their names. */
-static bool is_part_of(const kvf_architecture *architecture, const char *field,
-                       const json_value *value)
-{
-    if (strcmp(field, "attention_bias") == 0)
-        return architecture->has_more_biases;
-    return strcmp(field, "quantization_config") == 0 && architecture->has_more_biases &&
-           json_is_string(json_get_set(value, "quant_method"), "mxfp4");
-}
-
-static void check_activation(config_reader *reader, bool has_gelu)
-{
-    const char *field = has_gelu ? "hidden_activation" : "hidden_act";
-    const json_value *act = json_get_set(reader->root, field);
-    if (act && !json_is_string(act, has_gelu ? "gelu_pytorch_tanh" : "silu"))
-        config_refuse(reader, field, act,
-                      has_gelu ? "only \"gelu_pytorch_tanh\" is supported in Gemma"
-                               : "only \"silu\" is supported");
-}
-
-static const char scale_field[] = "query_pre_attn_scalar";
-
-/* Gemma's queries are divided by the root of a number of its own instead of head_dim's. */
-static void read_query_scale(config_reader *reader, kvf_model_config *config)
-{
-    config->query_scale = 1;
-    if (!config->architecture->scales_embedding)
-        return;
-    double scalar = config_positive(reader, reader->root, scale_field, 256);
-    if (scalar < 1 || scalar > 1 << 20)
-        config_reject(reader, scale_field, json_get(reader->root, scale_field), "1 to 1048576");
-    config->query_scale = (float)sqrt(config->head_dim / scalar);
-}
-
 static void check_unsupported(config_reader *reader, kvf_model_config *config)
 {
-    static const char *const of_experts[] = {"num_experts", "num_local_experts"};
-    for (size_t i = 0; i < 2 && !config->architecture->has_experts; i++) {
-        const json_value *value = json_get_set(reader->root, of_experts[i]);
-        if (!is_unset(value))
-            config_refuse(reader, of_experts[i], value, NO_EXPERTS);
-    }
+    (void)config;
     for (size_t i = 0; i < sizeof must_be_unset / sizeof *must_be_unset; i++) {
-        const json_value *value = get_anywhere(reader, must_be_unset[i].field);
-        if (!is_unset(value) && !is_part_of(config->architecture, must_be_unset[i].field, value))
+        const json_value *value = json_get_set(reader->root, must_be_unset[i].field);
+        if (!is_unset(value))
             config_refuse(reader, must_be_unset[i].field, value, must_be_unset[i].fix);
     }
-    const json_value *scalar = json_get_set(reader->root, scale_field);
-    if (!is_unset(scalar) && !config->architecture->scales_embedding)
-        config_refuse(reader, scale_field, scalar,
-                      "another attention scale is not supported, use another model");
-    check_activation(reader, config->architecture->has_gelu);
+    const json_value *act = json_get_set(reader->root, "hidden_act");
+    if (act && !json_is_string(act, "silu"))
+        config_refuse(reader, "hidden_act", act, "only \"silu\" is supported");
 }
 
 /* Sentences after each other. */
@@ -276,6 +194,7 @@ __attribute__((format(printf, 2, 3))) static void add_note(kvf_model_config *con
 static void read_architecture(config_reader *reader, kvf_model_config *config)
 {
     char fix[256] = "supported are ";
+    static const char others[] = "; others run in llama.cpp with kvferry-llama";
     const json_value *list = json_get_set(reader->root, "architectures");
     if (!list || list->kind != JSON_ARRAY || list->size != 1) {
         config_reject(reader, "architectures", list, "a list of one name");
@@ -289,22 +208,10 @@ static void read_architecture(config_reader *reader, kvf_model_config *config)
             config->architecture = &architectures[i];
     }
     if (!config->architecture)
-        config_refuse(reader, "architectures", list + 1, fix);
-    else if (config->architecture->has_text_config)
-        reader->root = json_get_set(reader->whole, "text_config");
-    if (!reader->root || reader->root->kind != JSON_OBJECT)
-        config_reject(reader, "text_config", reader->root, "an object");
+        config_refuse(reader, "architectures", list + 1, strcat(fix, others));
 }
 
 /* ---- windows ---- */
-
-/* A field that may be absent where the architecture has a default, which is not 0. */
-static config_range or_else(config_range range, uint32_t fallback)
-{
-    range.optional = fallback != 0;
-    range.fallback = fallback;
-    return range;
-}
 
 /* Whether a list of kinds names windows. */
 static bool names_windows(config_reader *reader, const kvf_model_config *config,
@@ -350,23 +257,6 @@ static void set_windows(config_reader *reader, kvf_model_config *config, uint32_
     }
 }
 
-/* Files of Transformers 4 say after how many layers one has no window. */
-static void set_pattern(config_reader *reader, kvf_model_config *config, uint32_t window)
-{
-    const json_value *root = reader->root;
-    const char *field = json_get_set(root, "_sliding_window_pattern") ? "_sliding_window_pattern"
-                                                                      : "sliding_window_pattern";
-    const uint32_t pattern =
-        config_u32(reader, root, field,
-                   (config_range){.min = 1,
-                                  .max = 1024,
-                                  .fallback = config->architecture->window_pattern,
-                                  .optional = true});
-    set_windows(reader, config, window, NULL);
-    for (uint32_t layer = pattern - 1; config->window && layer < config->layers; layer += pattern)
-        memset(config->window_mask + (size_t)layer * config->kv_heads, 1, config->kv_heads);
-}
-
 /*
  * A window that the positions cannot fill says nothing. Ministral-8B-2410 alternates layers with a
  * window of 32768 and layers without; which is which is not in its config.json and engines
@@ -386,18 +276,15 @@ static void read_windows(config_reader *reader, kvf_model_config *config)
     }
     const bool slides =
         !types || types->size == 0 || names_windows(reader, config, types, has_window);
-    if (!own->has_windows || !slides || (!has_window && !own->window_pattern))
+    if (!own->has_windows || !slides || !has_window)
         return;
-    const uint32_t tokens =
-        config_u32(reader, reader->root, "sliding_window",
-                   or_else((config_range){.min = 1, .max = INT32_MAX}, own->window));
-    /* A layer without a window turns otherwise, even if none is ever full. */
-    if (tokens >= config->positions_max && !own->has_local_rope)
+    const uint32_t tokens = config_u32(
+        reader, reader->root, "sliding_window",
+        (config_range){.min = 1, .max = INT32_MAX, .fallback = own->window, .optional = true});
+    if (tokens >= config->positions_max)
         return;
     if (types && types->size != 0)
         set_windows(reader, config, tokens, types);
-    else if (own->window_pattern)
-        set_pattern(reader, config, tokens);
     else if (tokens < MINISTRAL_WINDOW)
         set_windows(reader, config, tokens, NULL);
     else
@@ -433,8 +320,6 @@ static void read_kv_heads(config_reader *reader, kvf_model_config *config)
     range.optional =
         config->architecture->has_one_kv_head_each || json_get(root, "num_key_value_heads");
     range.fallback = config->query_heads;
-    if (config->architecture->kv_heads && !json_get_set(root, "num_key_value_heads"))
-        range = or_else(range, config->architecture->kv_heads);
     config->kv_heads = config_u32(reader, root, "num_key_value_heads", range);
     if (config->query_heads % config->kv_heads != 0)
         config_reject(reader, "num_key_value_heads", json_get(root, "num_key_value_heads"),
@@ -447,79 +332,34 @@ static void read_kv_heads(config_reader *reader, kvf_model_config *config)
                       "at most 1024 are supported");
 }
 
-/* A number above 0 of fp32. */
-static float read_single(config_reader *reader, const char *field, double fallback)
-{
-    const double value = config_positive(reader, reader->root, field, fallback);
-    if (value > 1e6)
-        config_reject(reader, field, json_get(reader->root, field), "at most 1000000");
-    return (float)value;
-}
-
-/* Transformers writes num_local_experts, older files have num_experts. */
-static void read_experts(config_reader *reader, kvf_model_config *config)
-{
-    const json_value *root = reader->root;
-    static const char every[] = "decoder_sparse_step";
-    const char *field =
-        json_get_set(root, "num_local_experts") ? "num_local_experts" : "num_experts";
-    config->experts =
-        config_u32(reader, root, field, (config_range){.min = 1, .max = KVF_EXPERTS_MAX});
-    const uint32_t most =
-        config->experts < KVF_EXPERTS_USED_MAX ? config->experts : KVF_EXPERTS_USED_MAX;
-    config->experts_used =
-        config_u32(reader, root, "num_experts_per_tok", (config_range){.min = 1, .max = most});
-    config->experts_normed =
-        config_bool(reader, root, "norm_topk_prob", config->architecture->experts_normed);
-    if (config->architecture->clamps_swiglu) {
-        config->swiglu_limit = read_single(reader, "swiglu_limit", 7);
-        config->swiglu_alpha = read_single(reader, "swiglu_alpha", 1.702);
-    }
-    if (config_u32(reader, root, every,
-                   (config_range){.max = 1024, .fallback = 1, .optional = true}) != 1)
-        config_refuse(reader, every, json_get(root, every),
-                      "experts are supported in every layer only, use another model");
-}
-
 static void read_geometry(config_reader *reader, kvf_model_config *config)
 {
     const json_value *root = reader->root;
-    const kvf_architecture *own = config->architecture;
-    const bool has_experts = own->has_experts;
-    /* Where there is no other MLP, the field is that of experts. */
-    const bool has_field = has_experts && !own->has_more_biases;
     config->vocab_size =
-        config_u32(reader, root, "vocab_size",
-                   or_else((config_range){.min = 1, .max = 1u << 24}, own->vocab_size));
+        config_u32(reader, root, "vocab_size", (config_range){.min = 1, .max = 1u << 24});
     config->hidden_size =
         config_u32(reader, root, "hidden_size", (config_range){.min = 1, .max = 1u << 20});
     config->intermediate_size =
-        config_u32(reader, root, has_field ? "moe_intermediate_size" : "intermediate_size",
-                   (config_range){.min = 1, .max = 1u << 22});
-    if (has_experts)
-        read_experts(reader, config);
+        config_u32(reader, root, "intermediate_size", (config_range){.min = 1, .max = 1u << 22});
     config->layers =
         config_u32(reader, root, "num_hidden_layers", (config_range){.min = 1, .max = 1024});
     config->query_heads =
-        config_u32(reader, root, "num_attention_heads",
-                   or_else((config_range){.min = 1, .max = 16384}, own->query_heads));
-    config->positions_max =
-        config_u32(reader, root, "max_position_embeddings",
-                   or_else((config_range){.min = 1, .max = INT32_MAX}, own->positions));
+        config_u32(reader, root, "num_attention_heads", (config_range){.min = 1, .max = 16384});
+    config->positions_max = config_u32(reader, root, "max_position_embeddings",
+                                       (config_range){.min = 1, .max = INT32_MAX});
     config->positions_by = "max_position_embeddings";
     read_kv_heads(reader, config);
     read_head_dim(reader, config);
     config->norm_eps = config_positive(reader, root, "rms_norm_eps", 1e-6);
     if (config->norm_eps >= 1)
         config_reject(reader, "rms_norm_eps", json_get(root, "rms_norm_eps"), "below 1");
-    config->tied_embeddings = config_bool(reader, root, "tie_word_embeddings", own->is_tied);
-    read_query_scale(reader, config);
+    config->tied_embeddings = config_bool(reader, root, "tie_word_embeddings", false);
 }
 
 static void read_dtype(config_reader *reader, kvf_model_config *config)
 {
-    const char *field = get_anywhere(reader, "dtype") ? "dtype" : "torch_dtype";
-    const json_value *value = get_anywhere(reader, field);
+    const char *field = json_get_set(reader->root, "dtype") ? "dtype" : "torch_dtype";
+    const json_value *value = json_get_set(reader->root, field);
     config->dtype = KVF_BF16;
     config->dtype_known = value;
     if (!value || json_is_string(value, "bfloat16"))
@@ -552,15 +392,15 @@ static void add_eos(config_reader *reader, kvf_model_config *config, const json_
 
 static void read_special_ids(config_reader *reader, kvf_model_config *config)
 {
-    const json_value *eos = get_anywhere(reader, "eos_token_id");
+    const json_value *eos = json_get_set(reader->root, "eos_token_id");
     if (eos && eos->kind == JSON_ARRAY) {
         for (const json_value *id = json_first(eos); id; id = json_next(eos, id))
             add_eos(reader, config, id);
     } else if (eos) {
         add_eos(reader, config, eos);
     }
-    if (get_anywhere(reader, "bos_token_id")) {
-        config->bos_id = config_u32(reader, holder_of(reader, "bos_token_id"), "bos_token_id",
+    if (json_get_set(reader->root, "bos_token_id")) {
+        config->bos_id = config_u32(reader, reader->root, "bos_token_id",
                                     (config_range){.min = 0, .max = config->vocab_size - 1});
         config->bos_known = true;
     }
@@ -576,8 +416,7 @@ static kvf_status parse(const char *file, const char *text, size_t bytes, const 
 {
     json_document *document;
     KVF_TRY(json_parse(text, bytes, file, &document, error));
-    config_reader reader = {
-        .root = json_root(document), .whole = json_root(document), .file = file, .error = error};
+    config_reader reader = {.root = json_root(document), .file = file, .error = error};
     if (reader.root->kind != JSON_OBJECT)
         reader.status = model_fail(error, KVF_CORRUPT, "%s holds %s, not an object", file,
                                    json_kind_name(reader.root));

@@ -14,44 +14,22 @@
 #include "model_memory.h"
 
 #define KVF_EOS_MAX              8u
-#define KVF_EXPERTS_MAX          1024u
 #define KVF_WINDOW_HEADS_MAX     4096u
-#define KVF_EXPERTS_USED_MAX     64u
 #define KVF_ROPE_FREQUENCIES_MAX 128u /* head_dim 256 / 2 */
 
 /** The features of an architecture: one row of a table in model_config.c. */
 typedef struct kvf_architecture {
-    const char *name; /**< in config.json */
-    const char *gguf; /**< general.architecture of GGUF files; NULL = another row has it */
-    const char
-        *family;   /**< "llama", "mistral", "qwen2", "qwen3", "qwen3moe", "gemma3" or "gpt-oss" */
-    bool qkv_bias; /**< q_proj, k_proj and v_proj have biases */
-    bool qk_norm;  /**< q_norm and k_norm [head_dim], an RMS norm on each head before RoPE */
-    bool has_windows; /**< sliding_window counts */
-    bool has_experts; /**< in the place of the MLP of every layer */
-    /* Gemma: */
-    bool has_norms_after;         /**< of what attention and MLP add to the hidden states */
-    bool norms_add_one;           /**< in a directory; in GGUF files it is added */
-    bool has_gelu;                /**< by tanh, in the place of SiLU */
-    bool scales_embedding;        /**< by the square root of hidden_size */
-    bool has_local_rope;          /**< layers with windows turn by frequencies of their own */
-    bool has_stretched_positions; /**< the factor of a linear RoPE scaling is in their number */
-    /* gpt-oss: */
-    bool has_sinks;       /**< a logit per query head that joins the denominators of attention */
-    bool has_more_biases; /**< o_proj, the router and experts have biases too */
-    bool clamps_swiglu;   /**< see kvf_swiglu_clamped */
-    bool has_text_config; /**< the fields are those of text_config; see text_part.h */
+    const char *name;   /**< in config.json */
+    const char *gguf;   /**< general.architecture of GGUF files; NULL = another row has it */
+    const char *family; /**< "llama", "mistral", "qwen2" or "qwen3" */
+    bool qkv_bias;      /**< q_proj, k_proj and v_proj have biases */
+    bool qk_norm;       /**< q_norm and k_norm [head_dim], an RMS norm on each head before RoPE */
+    bool has_windows;   /**< sliding_window counts */
     bool gguf_turns_neighbours; /**< RoPE in GGUF files turns channels 2i and 2i + 1 of a head */
     /* Defaults of Transformers where config.json says nothing: */
     bool has_one_kv_head_each; /**< as many KV heads as query heads; else the field is required */
-    uint32_t query_heads, kv_heads, vocab_size, positions; /**< 0 = the field is required */
-    uint32_t head_dim;                                     /**< 0 = hidden_size / query heads */
-    uint32_t window;         /**< sliding_window; 0 = none, or the field is required */
-    uint32_t window_pattern; /**< every so many layers one has no window; 0 = none has */
-    bool is_tied;            /**< tie_word_embeddings */
-    bool experts_normed;     /**< norm_topk_prob */
-    bool has_rope_scaling;   /**< one of its own, so the field is required */
-    double rope_theta;       /**< 0 = 10000 */
+    uint32_t head_dim;         /**< 0 = hidden_size / query heads */
+    uint32_t window;           /**< sliding_window; 0 = none, or the field is required */
 } kvf_architecture;
 
 /** By the name in GGUF files, [size], NULL if it is not supported; and "supported are …" with all
@@ -84,12 +62,7 @@ typedef struct kvf_model_config {
     const kvf_architecture *architecture;
     uint32_t vocab_size;
     uint32_t hidden_size;
-    uint32_t intermediate_size; /**< of the MLP, or of one expert */
-    uint32_t experts;           /**< of a layer; 0 = an MLP instead */
-    uint32_t experts_used;      /**< for a token */
-    bool experts_normed;        /**< the shares of these add up to 1 */
-    float swiglu_limit;         /**< of kvf_swiglu_clamped, where the architecture has it */
-    float swiglu_alpha;         /**< likewise */
+    uint32_t intermediate_size;
     uint32_t layers;
     uint32_t query_heads;
     uint32_t kv_heads;        /**< divides query_heads; group 1 … 128 */
@@ -105,8 +78,6 @@ typedef struct kvf_model_config {
     bool dtype_known;     /**< whether a file says it */
     bool tied_embeddings; /**< lm_head is embed_tokens */
     kvf_rope_config rope;
-    double local_theta; /**< in layers with windows, where the architecture says so */
-    float query_scale;  /**< of queries, so that dot products / sqrt(head_dim) are right */
     bool bos_known;
     uint32_t bos_id;
     uint32_t eos_count; /**< ids of both files, without duplicates; 0 = none known */
@@ -156,7 +127,5 @@ typedef struct kvf_rope_table {
  * "half" layout of all families).
  */
 void kvf_rope_table_make(const kvf_model_config *config, kvf_rope_table *out);
-/** Likewise, for layers with windows of an architecture with a local RoPE. */
-void kvf_rope_table_make_local(const kvf_model_config *config, kvf_rope_table *out);
 
 #endif

@@ -12,9 +12,8 @@
 #include "model_config.h"
 
 typedef struct config_reader {
-    const json_value *root;  /* the fields of the text model */
-    const json_value *whole; /* of the file; mostly the same */
-    const char *file;        /* for messages */
+    const json_value *root;
+    const char *file; /* for messages */
     kvf_error *error;
     kvf_status status;
 } config_reader;

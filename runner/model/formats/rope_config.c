@@ -132,7 +132,7 @@ static void read_llama3(config_reader *reader, const json_value *scaling,
 /*
  * Where all positions are stretched by a factor, there are so many more of them than the model was
  * trained with: who sets the factor by hand, as model cards say, leaves max_position_embeddings as
- * it is. Files of Gemma 3 have the factor in both. llama3 says nothing of lengths.
+ * it is. llama3 says nothing of lengths.
  */
 static void stretch_positions(config_reader *reader, const json_value *scaling,
                               kvf_model_config *config)
@@ -140,40 +140,12 @@ static void stretch_positions(config_reader *reader, const json_value *scaling,
     const kvf_rope_config *rope = &config->rope;
     if (rope->kind != KVF_ROPE_LINEAR && rope->kind != KVF_ROPE_YARN)
         return;
-    if (rope->kind == KVF_ROPE_LINEAR && config->architecture->has_stretched_positions)
-        return;
     const double positions =
         fmin(floor(rope->factor * read_original(reader, scaling, config)), INT32_MAX);
     if (positions > config->positions_max) {
         config->positions_max = (uint32_t)positions;
         config->positions_by = "factor of the RoPE scaling by the original length";
     }
-}
-
-/* RoPE of layers with windows: beside that of the others, or in a field of its own.
- * @return the settings of the others */
-static const json_value *read_local(config_reader *reader, kvf_model_config *config,
-                                    const json_value *settings)
-{
-    const json_value *local = json_get_set(settings, "sliding_attention");
-    kvf_rope_config rope = {0};
-    if (local)
-        check_keys(reader, local);
-    read_kind(reader, local, &rope);
-    if (rope.kind != KVF_ROPE_DEFAULT)
-        config_refuse(reader, "rope_parameters.sliding_attention", local,
-                      "layers with windows are supported without a RoPE scaling only, use another "
-                      "model");
-    config->local_theta =
-        local ? config_positive(reader, local, "rope_theta", 10000)
-              : config_positive(reader, reader->root, "rope_local_base_freq", 10000);
-    if (config->local_theta <= 1)
-        config_reject(reader, local ? "rope_theta" : "rope_local_base_freq",
-                      local ? json_get(local, "rope_theta")
-                            : json_get(reader->root, "rope_local_base_freq"),
-                      "above 1");
-    const json_value *full = json_get_set(settings, "full_attention");
-    return full || local ? full : settings;
 }
 
 void config_read_rope(config_reader *reader, kvf_model_config *config)
@@ -186,23 +158,17 @@ void config_read_rope(config_reader *reader, kvf_model_config *config)
         scaling = json_get_set(reader->root, field);
     }
     *rope = (kvf_rope_config){.factor = 1, .attention_factor = 1};
-    if (config->architecture->has_local_rope)
-        scaling = read_local(reader, config, scaling);
     if (scaling && scaling->kind != JSON_OBJECT) {
         config_reject(reader, field, scaling, "null or an object");
         return;
     }
-    if (!scaling && config->architecture->has_rope_scaling)
-        config_reject(reader, field, NULL, "there: this architecture has a RoPE scaling");
     if (scaling)
         check_keys(reader, scaling);
     check_partial(reader, reader->root);
     check_partial(reader, scaling);
     read_kind(reader, scaling, rope);
     bool inside = json_get_set(scaling, "rope_theta");
-    const double theta = config->architecture->rope_theta;
-    rope->theta = config_positive(reader, inside ? scaling : reader->root, "rope_theta",
-                                  theta > 0 ? theta : 10000);
+    rope->theta = config_positive(reader, inside ? scaling : reader->root, "rope_theta", 10000);
     if (rope->theta <= 1)
         config_reject(reader, "rope_theta", json_get(inside ? scaling : reader->root, "rope_theta"),
                       "above 1");
@@ -282,12 +248,4 @@ void kvf_rope_table_make(const kvf_model_config *config, kvf_rope_table *out)
         scale_llama3(rope, out);
     else if (rope->kind == KVF_ROPE_YARN)
         scale_yarn(rope, config->head_dim, out);
-}
-
-void kvf_rope_table_make_local(const kvf_model_config *config, kvf_rope_table *out)
-{
-    kvf_model_config local = *config;
-    local.rope =
-        (kvf_rope_config){.theta = config->local_theta, .factor = 1, .attention_factor = 1};
-    kvf_rope_table_make(&local, out);
 }

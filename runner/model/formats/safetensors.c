@@ -7,7 +7,6 @@
  * entry is added only if its shape, its type and its place in the file agree.
  */
 
-#include "text_part.h"
 #include "weights_parts.h"
 
 #include <inttypes.h>
@@ -26,13 +25,6 @@ typedef struct tensor_reader {
     uint32_t element; /* bytes of one of the tensor that is read */
     kvf_error *error;
 } tensor_reader;
-
-/* Bytes may be part of experts in MXFP4, as their names say. */
-static bool is_bytes(const json_value *entry)
-{
-    return json_is_string(json_get(entry, "dtype"), "U8") &&
-           (weights_name_ends(entry->key, "_blocks") || weights_name_ends(entry->key, "_scales"));
-}
 
 static kvf_status read_dtype(const tensor_reader *reader, const json_value *entry, kvf_dtype *out)
 {
@@ -123,10 +115,9 @@ static kvf_status read_tensor(tensor_reader *reader, const json_value *entry, we
         return model_fail(reader->error, KVF_CORRUPT,
                           "%s: tensor %.120s has a zero byte in its name", reader->file->name,
                           entry->key);
-    *out = (weight_entry){.tensor.name = text_part_name(entry->key), .is_bytes = is_bytes(entry)};
-    if (!out->is_bytes)
-        KVF_TRY(read_dtype(reader, entry, &tensor->dtype));
-    reader->element = out->is_bytes ? 1 : (uint32_t)kvf_dtype_bytes(tensor->dtype);
+    *out = (weight_entry){.tensor.name = entry->key};
+    KVF_TRY(read_dtype(reader, entry, &tensor->dtype));
+    reader->element = (uint32_t)kvf_dtype_bytes(tensor->dtype);
     KVF_TRY(read_shape(reader, entry, tensor));
     KVF_TRY(read_offsets(reader, entry, tensor));
     out->source = tensor->data;
@@ -197,13 +188,6 @@ static kvf_status add_file(kvf_weights *weights, const char *name, kvf_error *er
     return KVF_OK;
 }
 
-/* After all checks of what the files say. */
-static kvf_status finish(kvf_weights *weights, kvf_error *error)
-{
-    text_part_keep(weights);
-    return joined_experts_split(weights, error);
-}
-
 static kvf_status read_files(kvf_weights *weights, kvf_error *error)
 {
     for (size_t i = 0; i < weights->files_count; i++)
@@ -261,9 +245,8 @@ static kvf_status check_map(const kvf_weights *weights, const json_value *map,
 {
     for (const json_value *shard = json_first(map); shard; shard = json_next(map, shard)) {
         const weight_file *file = find_shard(weights, shard->as.string);
-        const kvf_tensor *tensor = strlen(shard->key) == shard->key_size
-                                       ? kvf_weights_get(weights, text_part_name(shard->key))
-                                       : NULL;
+        const kvf_tensor *tensor =
+            strlen(shard->key) == shard->key_size ? kvf_weights_get(weights, shard->key) : NULL;
         if (!tensor || (uintptr_t)tensor->data - (uintptr_t)file->bytes.bytes > file->bytes.size)
             return model_fail(error, KVF_CORRUPT,
                               "%s: tensor %.120s is not in %.120s, where weight_map says it is",
@@ -298,8 +281,7 @@ static kvf_status open_shards(kvf_weights *weights, const char *directory, const
     for (size_t i = 0; i < weights->files_count; i++)
         KVF_TRY(map_shard(&weights->files[i], index_path, error));
     KVF_TRY(read_files(weights, error));
-    KVF_TRY(check_map(weights, map, index_path, error));
-    return finish(weights, error);
+    return check_map(weights, map, index_path, error);
 }
 
 static kvf_status open_index(kvf_weights *weights, const char *directory, const char *path,
@@ -322,8 +304,7 @@ static kvf_status open_single(kvf_weights *weights, const char *path, kvf_error 
     KVF_TRY(reserve_files(weights, 1, error));
     KVF_TRY(add_file(weights, path, error));
     KVF_TRY(model_map(path, &weights->files[0].bytes, error));
-    KVF_TRY(read_files(weights, error));
-    return finish(weights, error);
+    return read_files(weights, error);
 }
 
 kvf_status safetensors_open(kvf_weights *weights, const char *directory, kvf_error *error)
@@ -345,6 +326,5 @@ kvf_status safetensors_open_memory(kvf_weights *weights, const void *bytes, size
     KVF_TRY(reserve_files(weights, 1, error));
     KVF_TRY(add_file(weights, "safetensors in memory", error));
     weights->files[0].bytes = (model_mapping){.bytes = bytes, .size = size};
-    KVF_TRY(read_files(weights, error));
-    return finish(weights, error);
+    return read_files(weights, error);
 }

@@ -75,7 +75,7 @@ static kvf_status check_overlaps(const kvf_weights *weights, kvf_error *error)
     return status;
 }
 
-kvf_status weights_sort(kvf_weights *weights, kvf_error *error)
+static kvf_status sort(kvf_weights *weights, kvf_error *error)
 {
     weights->bytes = 0;
     if (weights->count != 0)
@@ -91,7 +91,7 @@ kvf_status weights_sort(kvf_weights *weights, kvf_error *error)
 
 kvf_status weights_finish(kvf_weights *weights, kvf_error *error)
 {
-    KVF_TRY(weights_sort(weights, error));
+    KVF_TRY(sort(weights, error));
     return check_overlaps(weights, error);
 }
 
@@ -252,11 +252,6 @@ static bool is_quantised(const weight_entry *entry)
     return entry->type && entry->type->index != GGUF_PLAIN;
 }
 
-bool kvf_weights_of_gguf(const kvf_weights *weights)
-{
-    return weights->gguf != NULL;
-}
-
 bool kvf_weights_quantised(const kvf_weights *weights)
 {
     for (size_t i = 0; i < weights->count; i++)
@@ -265,11 +260,9 @@ bool kvf_weights_quantised(const kvf_weights *weights)
     return false;
 }
 
-/* Biases of all experts of a layer have two dimensions, but they are added as numbers. */
 static bool stays_packed(const weight_entry *entry)
 {
-    return is_quantised(entry) && entry->tensor.rank >= 2 &&
-           !weights_name_ends(entry->tensor.name, ".bias");
+    return is_quantised(entry) && entry->tensor.rank >= 2;
 }
 
 void kvf_weights_keep_packed(kvf_weights *weights)

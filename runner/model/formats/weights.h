@@ -11,10 +11,9 @@
  * handed out lies inside its mapping or in memory of its own, overlaps no other, is aligned to its
  * element, and has bytes = product of shape x element size, or of its blocks. Tensors that a GGUF
  * file holds in another type than the model's, or in another order, are widened or put in order by
- * kvf_weights_load, in memory of its own; so are experts of gpt-oss, which a directory joins. The
- * model's type is F32, F16 or BF16 if all matrices of
- * the file are of it, else BF16. Vectors, biases and routers of experts stay in their type, and
- * after kvf_weights_keep_packed quantised matrices do, those of a directory always.
+ * kvf_weights_load, in memory of its own. The model's type is F32, F16 or BF16 if all matrices of
+ * the file are of it, else BF16. Vectors stay in their type, and after kvf_weights_keep_packed
+ * quantised matrices do.
  *
  * A file that another process truncates while it is mapped kills this one with SIGBUS; nothing
  * short of copying the weights prevents that.
@@ -81,9 +80,6 @@ uint64_t kvf_weights_bytes(const kvf_weights *weights);
 /** The part of these bytes that takes memory of its own: tensors that are widened or put in order.
  */
 uint64_t kvf_weights_own_bytes(const kvf_weights *weights);
-
-/** Whether they are of a GGUF file. */
-bool kvf_weights_of_gguf(const kvf_weights *weights);
 
 /** Whether any tensor of the file is of a quantised type. */
 bool kvf_weights_quantised(const kvf_weights *weights);

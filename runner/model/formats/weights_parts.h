@@ -3,9 +3,8 @@
 #define KVF_MODEL_WEIGHTS_PARTS_H
 
 /*
- * The parts of weights, for the readers that fill them: safetensors.c, joined_experts.c and
- * gguf_weights.c.
- * Clients see weights.h only.
+ * The parts of weights, for the readers that fill them: safetensors.c and gguf_weights.c. Clients
+ * see weights.h only.
  *
  * Invariant: once open, entries are sorted by name, names are distinct, and no two sources overlap.
  */
@@ -32,11 +31,8 @@ struct weight_entry {
     kvf_tensor tensor;     /* its data are the source, or, if it has its own, NULL until loaded */
     const char *source;    /* in its file */
     uint64_t source_bytes; /* = tensor.bytes unless it is widened */
-    const gguf_type *type; /* of the source; NULL in a directory, but for blocks */
+    const gguf_type *type; /* of the source; NULL in a directory */
     uint32_t turned_heads; /* rows of so many heads change places; 0 = they stay */
-    uint32_t parts, part;  /* the source has the rows of so many tensors in turns */
-    const char *scales;    /* of blocks that have theirs elsewhere */
-    bool is_bytes;         /* U8 of a directory, until joined_experts.c found what it is part of */
     bool has_own;          /* its data are memory of its own: widened, or in another order */
     /* Fill rows `first` to `last` - 1 of memory of its own, [product of all sizes but the last]. */
     void (*fill)(const weight_entry *entry, uint64_t first, uint64_t last, char *to);
@@ -63,10 +59,6 @@ static inline bool weights_name_ends(const char *name, const char *end)
 /** Room for @p more entries after the others. */
 KVF_CHECKED kvf_status weights_reserve(kvf_weights *weights, size_t more, kvf_error *error);
 
-/** Sort by name, and count bytes. @return KVF_OK; KVF_CORRUPT naming a tensor that is there twice
- */
-KVF_CHECKED kvf_status weights_sort(kvf_weights *weights, kvf_error *error);
-
 /** After the last entry: sort, and check what concerns more than one tensor. */
 KVF_CHECKED kvf_status weights_finish(kvf_weights *weights, kvf_error *error);
 
@@ -77,7 +69,5 @@ KVF_CHECKED kvf_status safetensors_open_memory(kvf_weights *weights, const void 
                                                kvf_error *error);
 /** From the tensors of weights->gguf. */
 KVF_CHECKED kvf_status gguf_weights_open(kvf_weights *weights, kvf_error *error);
-/** After all files of a directory: the tensors of single roles, in the place of joined ones. */
-KVF_CHECKED kvf_status joined_experts_split(kvf_weights *weights, kvf_error *error);
 
 #endif

@@ -55,11 +55,9 @@ typedef struct linear_args {
     kvf_linear_call call;
     uint32_t panels[KVF_LINEAR_PARTS_MAX];
     uint32_t panel_count; /* their sum */
-    uint32_t panel_rows;  /* rows that the size of a panel is for */
     uint32_t y_stride;
     uint32_t tasks;
     const unsigned char *narrow_x; /* of the first row */
-    size_t narrow_bytes;           /* of a row, where rows are in groups */
 } linear_args;
 
 /* ---- choosing kernels ---- */
@@ -257,10 +255,9 @@ bool kvf_linear_engine_failed(const kvf_linear_engine *engine)
 
 /* ---- panels ---- */
 
-/* Groups have any number of rows, and oneDNN would plan anew for each. */
 static bool narrows(const linear_args *args, const kvf_linear *part)
 {
-    return args->engine->matmuls && part->dtype == KVF_BF16 && !args->call.groups;
+    return args->engine->matmuls && part->dtype == KVF_BF16;
 }
 
 /* Whether few rows meet it in whole numbers. */
@@ -273,44 +270,10 @@ static bool is_whole(const kvf_linear_engine *engine, const kvf_linear *part)
 static uint32_t panel_size(const linear_args *args, const kvf_linear *part, bool vector)
 {
     const bool whole = is_whole(args->engine, part);
-    return vector                ? vector_panel(part, args->panel_rows,
+    return vector                ? vector_panel(part, args->call.rows,
                                  whole ? WHOLE_PANEL_PRODUCTS : WIDE_PANEL_PRODUCTS)
            : narrows(args, part) ? matrix_panel(part->inputs)
                                  : args->engine->kernels->strip->outputs;
-}
-
-static uint32_t groups_of(const kvf_linear_call *call)
-{
-    return call->groups ? call->groups_max : 1;
-}
-
-/* Panels of all groups, were they as many as there can be. */
-static uint32_t panels_of(const linear_args *args)
-{
-    return args->panel_count * groups_of(&args->call);
-}
-
-/* The call of the group that task @p index of panels is for, in @p one; NULL where there is no such
- * group. Without groups it is the call itself. */
-static const linear_args *group_find(const linear_args *all, uint32_t *index, linear_args *one)
-{
-    const kvf_linear_groups *groups = all->call.groups;
-    if (!groups)
-        return all;
-    const uint32_t group = *index / all->panel_count;
-    if (group >= groups->count)
-        return NULL;
-    *one = *all;
-    const size_t first = groups->first[group];
-    *index %= all->panel_count;
-    for (uint32_t i = 0; i < all->call.part_count; i++)
-        one->call.parts[i] += groups->matrix[group];
-    one->call.rows = groups->first[group + 1] - (uint32_t)first;
-    one->call.x += first * all->call.parts[0]->inputs;
-    one->call.y += first * all->y_stride;
-    if (all->narrow_bytes != 0)
-        one->narrow_x += first * all->narrow_bytes;
-    return one;
 }
 
 /* Where a panel of the call lies. */
@@ -410,10 +373,7 @@ static void vector_panel_whole(const linear_args *args, const panel *p)
 /* One task is one panel. */
 static void vector_task(const void *raw, uint32_t task)
 {
-    linear_args one;
-    const linear_args *args = group_find(raw, &task, &one);
-    if (!args)
-        return;
+    const linear_args *args = raw;
     panel p = panel_find(args, task, true);
     if (is_whole(args->engine, p.part))
         vector_panel_whole(args, &p);
@@ -491,13 +451,8 @@ static bool panel_multiply(const linear_args *args, const panel *p, uint32_t tas
 /* One task is every tasks-th panel, so that scratch can belong to the task. */
 static void matrix_task(const void *raw, uint32_t task)
 {
-    const linear_args *all = raw;
-    linear_args one;
-    for (uint32_t next = task; next < panels_of(all); next += all->tasks) {
-        uint32_t index = next;
-        const linear_args *args = group_find(all, &index, &one);
-        if (!args)
-            return;
+    const linear_args *args = raw;
+    for (uint32_t index = task; index < args->panel_count; index += args->tasks) {
         panel p = panel_find(args, index, false);
         if (!panel_multiply(args, &p, task)) {
             atomic_store(&args->engine->failed, true);
@@ -532,7 +487,7 @@ static void whole_task(const void *raw, uint32_t row)
 static kvf_status call_check(const kvf_linear_engine *engine, const kvf_linear_call *call)
 {
     if (call->part_count == 0 || call->part_count > KVF_LINEAR_PARTS_MAX || call->rows == 0 ||
-        call->rows > engine->limits.rows_max || (call->groups && call->groups_max == 0))
+        call->rows > engine->limits.rows_max)
         return KVF_INVALID;
     for (uint32_t i = 0; i < call->part_count; i++) {
         const kvf_linear *part = call->parts[i];
@@ -548,12 +503,8 @@ kvf_status kvf_linear_enqueue(kvf_linear_engine *engine, const kvf_linear_call *
                               kvf_stream *stream)
 {
     KVF_TRY(call_check(engine, call));
-    /* Rows of a group are counted where they are multiplied; here they are as many as on average.
-     */
-    const uint32_t rows = (call->rows + groups_of(call) - 1) / groups_of(call);
-    bool vector = call->separate || rows <= KVF_LINEAR_VECTOR_ROWS_MAX;
-    linear_args args = {
-        .engine = engine, .call = *call, .panel_rows = rows, .narrow_x = engine->narrow_x};
+    const bool vector = call->separate || call->rows <= KVF_LINEAR_VECTOR_ROWS_MAX;
+    linear_args args = {.engine = engine, .call = *call, .narrow_x = engine->narrow_x};
     bool narrow = false, whole = false;
     for (uint32_t i = 0; i < call->part_count; i++) {
         const kvf_linear *part = call->parts[i];
@@ -564,14 +515,12 @@ kvf_status kvf_linear_enqueue(kvf_linear_engine *engine, const kvf_linear_call *
         narrow = narrow || narrows(&args, part);
         whole = whole || is_whole(engine, part);
     }
-    if (vector && whole) {
-        args.narrow_bytes = call->parts[0]->inputs / KVF_WHOLE_COLUMNS * sizeof(kvf_whole_block);
+    if (vector && whole)
         KVF_TRY(kvf_stream_launch(stream, whole_task, &args, sizeof args, call->rows));
-    }
     if (vector)
-        return kvf_stream_launch(stream, vector_task, &args, sizeof args, panels_of(&args));
+        return kvf_stream_launch(stream, vector_task, &args, sizeof args, args.panel_count);
     if (narrow)
         KVF_TRY(kvf_stream_launch(stream, narrow_task, &args, sizeof args, call->rows));
-    args.tasks = kvf_min_u32(panels_of(&args), engine->threads);
+    args.tasks = kvf_min_u32(args.panel_count, engine->threads);
     return kvf_stream_launch(stream, matrix_task, &args, sizeof args, args.tasks);
 }

@@ -38,19 +38,10 @@ static inline size_t kvf_linear_row_bytes(const kvf_linear *linear)
 
 #define KVF_LINEAR_PARTS_MAX 3u
 
-/** Rows in groups, each of which meets matrices of its own. */
-typedef struct kvf_linear_groups {
-    uint32_t count;   /**< of groups that have rows */
-    uint32_t *first;  /**< [count + 1] row of each group, then their number */
-    uint32_t *matrix; /**< [count] its place in every part, an array of matrices */
-} kvf_linear_groups;
-
 /** Up to three matrices that share x; their outputs lie side by side in y. */
 typedef struct kvf_linear_call {
     const kvf_linear
         *parts[KVF_LINEAR_PARTS_MAX]; /**< equal inputs; the first part_count are used */
-    const kvf_linear_groups *groups;  /**< NULL = all rows meet one matrix; read with x, later */
-    uint32_t groups_max;              /**< of them; a part has matrices of one shape and type */
     uint32_t part_count;
     uint32_t rows;   /**< of x and y: 1 … rows_max of the engine */
     const float *x;  /**< [rows, inputs] */

@@ -102,12 +102,6 @@ static inline void unpack_q4_1(const char *block, unpacked *u)
     const vf q = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     look_up(block + 4, vf_fma(q, half_everywhere(block), half_everywhere(block + 2)), u);
 }
-
-static inline void unpack_mxfp4(const char *block, unpacked *u)
-{
-    const vf q = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
-    look_up(block + 1, vf_mul(q, vf_set(gguf_mxfp4_scale(block[0]))), u);
-}
 #elif defined(__AVX2__)
 /* Eight bytes become lanes of 32 bits, in which a nibble is one instruction away. */
 #define NIBBLES(how) READY
@@ -169,29 +163,6 @@ static inline void unpack_q4_1(const char *block, unpacked *u)
     u->scale[0] = half(block);
     u->shift[0] = half(block + 2);
     unpack_nibbles(block + 4, 0, u->q);
-}
-#endif
-
-#if !defined(__AVX512F__)
-/* 0 to 4, 6, 8 and 12, and the same below 0. */
-static inline bytes16 nibble_numbers(bytes16 x)
-{
-#if defined(__SSSE3__)
-    const __m128i q = _mm_setr_epi8(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12);
-    return (bytes16)_mm_shuffle_epi8(q, (__m128i)x);
-#else
-    const bytes16 m = x & 7, minus = (bytes16)(x > 7);
-    const bytes16 q = m + ((bytes16)(m > 4) & 1) + ((bytes16)(m > 5) & 1) + ((bytes16)(m > 6) & 3);
-    return (q ^ minus) - minus;
-#endif
-}
-
-static inline void unpack_mxfp4(const char *block, unpacked *u)
-{
-    const bytes16 x = load16(block + 1);
-    u->scale[0] = gguf_mxfp4_scale(block[0]);
-    store16(u->q, nibble_numbers(x & 15));
-    store16(u->q + SMALL / 2, nibble_numbers(x >> 4));
 }
 #endif
 
@@ -343,11 +314,6 @@ DEFINE_KERNELS(q8_0, SMALL, 34, 32, READY)
 DEFINE_KERNELS(q4_k, LARGE, 144, 32, SHIFTED)
 DEFINE_KERNELS(q5_k, LARGE, 176, 32, SHIFTED)
 DEFINE_KERNELS(q6_k, LARGE, 210, 16, SCALED)
-#if defined(__AVX512F__)
-DEFINE_KERNELS(mxfp4, SMALL, 17, 32, READY)
-#else
-DEFINE_KERNELS(mxfp4, SMALL, 17, 32, SCALED)
-#endif
 
 #define OF_TYPES(operation)                                                                        \
     {                                                                                              \
@@ -355,7 +321,6 @@ DEFINE_KERNELS(mxfp4, SMALL, 17, 32, SCALED)
         [GGUF_Q5_0] = operation##_q5_0, [GGUF_Q5_1] = operation##_q5_1,                            \
         [GGUF_Q8_0] = operation##_q8_0, [GGUF_Q4_K] = operation##_q4_k,                            \
         [GGUF_Q5_K] = operation##_q5_k, [GGUF_Q6_K] = operation##_q6_k,                            \
-        [GGUF_MXFP4] = operation##_mxfp4,                                                          \
     }
 
 const kvf_packed_kernels KVF_LINEAR_SYMBOL(kvf_packed_kernels_) = {

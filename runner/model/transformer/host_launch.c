@@ -5,7 +5,6 @@
  */
 
 #include "host_parts.h"
-#include "layer_ops.h"
 
 /* Columns of the activation that one task computes. */
 #define ACTIVATION_SEGMENT 2048u
@@ -40,16 +39,10 @@ static void activate_task(const void *raw, uint32_t task)
     size_t count = width - first < ACTIVATION_SEGMENT ? width - first : ACTIVATION_SEGMENT;
     const float *gate = t->buffers.gate_up + row * 2 * width + first;
     float *y = (float *)t->buffers.activated + row * width + first;
-    if (t->model.architecture->has_gelu)
-        kvf_geglu(gate, gate + width, count, y);
-    else if (t->model.architecture->clamps_swiglu)
-        kvf_swiglu_clamped(gate, gate + width, count, t->model.swiglu_limit, t->model.swiglu_alpha,
-                           y);
-    else
-        host_of(t)->kernels->swiglu(gate, gate + width, count, y);
+    host_of(t)->kernels->swiglu(gate, gate + width, count, y);
 }
 
-kvf_status host_activate(const transformer_step *s, uint32_t rows)
+kvf_status host_activate(const transformer_step *s)
 {
-    return host_launch(s, activate_task, (row_args){0}, rows * activation_segments(s->t));
+    return host_launch(s, activate_task, (row_args){0}, s->rows * activation_segments(s->t));
 }

@@ -57,25 +57,6 @@ void kvf_swiglu(const float *gate, const float *up, size_t count, float *y)
         y[i] = gate[i] / (1.0f + expf(-gate[i])) * up[i];
 }
 
-/* A NaN stays one. */
-void kvf_swiglu_clamped(const float *gate, const float *up, size_t count, float limit, float alpha,
-                        float *y)
-{
-    for (size_t i = 0; i < count; i++) {
-        const float x = gate[i] > limit ? limit : gate[i];
-        const float u = up[i] > limit ? limit : up[i] < -limit ? -limit : up[i];
-        y[i] = (u + 1.0f) * (x / (1.0f + expf(-alpha * x)));
-    }
-}
-
-void kvf_geglu(const float *gate, const float *up, size_t count, float *y)
-{
-    for (size_t i = 0; i < count; i++) {
-        const float x = gate[i], inner = 0.7978845608f * (x + 0.044715f * x * x * x);
-        y[i] = 0.5f * x * (1.0f + tanhf(inner)) * up[i];
-    }
-}
-
 void kvf_numbers_widen(const void *from, kvf_dtype dtype, size_t count, float *to)
 {
     if (dtype == KVF_FP32)

@@ -24,14 +24,6 @@ void kvf_rope_rotate(float *x, size_t count, const float *cosine, const float *s
 /** y[i] = silu(gate[i]) up[i]; y may be gate or up. The specification for devices. */
 void kvf_swiglu(const float *gate, const float *up, size_t count, float *y);
 
-/** The same with clamps, of gpt-oss: gate' = min(gate, limit) and up' = up within -limit and limit
- * give (up' + 1) gate' sigmoid(alpha gate'). */
-void kvf_swiglu_clamped(const float *gate, const float *up, size_t count, float limit, float alpha,
-                        float *y);
-
-/** kvf_swiglu with GELU by tanh, 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))). */
-void kvf_geglu(const float *gate, const float *up, size_t count, float *y);
-
 /** Elements of @p dtype to and from fp32; narrowing rounds to nearest even. */
 void kvf_numbers_widen(const void *from, kvf_dtype dtype, size_t count, float *to);
 void kvf_numbers_narrow(const float *from, kvf_dtype dtype, size_t count, void *to);

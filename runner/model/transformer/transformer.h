@@ -57,16 +57,11 @@ KVF_CHECKED kvf_status kvf_transformer_cache_open(const kvf_transformer *transfo
                                                   const kvf_cache_config *config, kvf_cache **out,
                                                   kvf_error *error);
 
-/** Whether a GPU computes this model, whose weights are kept packed.
- * @return KVF_OK; KVF_UNSUPPORTED naming what is computed on the host only */
-KVF_CHECKED kvf_status kvf_transformer_on_gpu(const kvf_model_config *model,
-                                              const kvf_weights *weights, kvf_error *error);
-
 /**
  * Find every weight, check its shape, reserve the buffers.
  *
  * @return KVF_OK; KVF_CORRUPT naming a tensor that is missing or has the wrong shape;
- *         KVF_UNSUPPORTED as kvf_transformer_on_gpu; KVF_OUT_OF_MEMORY
+ *         KVF_OUT_OF_MEMORY
  */
 KVF_CHECKED kvf_status kvf_transformer_open(const kvf_transformer_options *options,
                                             kvf_transformer **out, kvf_error *error);

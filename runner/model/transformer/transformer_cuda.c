@@ -208,12 +208,12 @@ static kvf_status cuda_output(const transformer_step *s, const transformer_layer
 static kvf_status cuda_mlp(const transformer_step *s, const transformer_layer *l, const float *norm)
 {
     const transformer_buffers *b = &s->t->buffers;
-    const cuda_weights both = {.parts = {l->gate, l->up}, .count = 2};
+    const cuda_weights both = {.parts = {&l->gate, &l->up}, .count = 2};
     if (cuda_is_thin(s, &both)) {
         const kvf_thin_product product = cuda_thin(s, &both, b->normed);
         KVF_TRY(
             launched(kvf_thin_swiglu_cuda(&product, b->activated, kvf_stream_native(s->stream))));
-        return add(s, l->down, b->activated, norm);
+        return add(s, &l->down, b->activated, norm);
     }
     KVF_TRY(multiply(s, &both, b->normed, b->gate_up, false));
     const kvf_row_activate_args args = {.dtype = s->t->model.dtype,
@@ -222,7 +222,7 @@ static kvf_status cuda_mlp(const transformer_step *s, const transformer_layer *l
                                         .gate_up = b->gate_up,
                                         .y = b->activated};
     KVF_TRY(launched(kvf_row_activate_cuda(&args, kvf_stream_native(s->stream))));
-    return add(s, l->down, b->activated, norm);
+    return add(s, &l->down, b->activated, norm);
 }
 
 static kvf_status cuda_logits(const transformer_step *s)
@@ -388,8 +388,8 @@ static void upload_layer(uploader *u, uint32_t index)
     transformer_layer *l = &u->t->layers[index];
     upload_matrices(u, (kvf_linear *[]){&l->query, &l->key, &l->value}, 3);
     upload_matrices(u, (kvf_linear *[]){&l->output}, 1);
-    upload_matrices(u, (kvf_linear *[]){l->gate, l->up}, 2);
-    upload_matrices(u, (kvf_linear *[]){l->down}, 1);
+    upload_matrices(u, (kvf_linear *[]){&l->gate, &l->up}, 2);
+    upload_matrices(u, (kvf_linear *[]){&l->down}, 1);
     upload_bias(u, l);
     upload_vector(u, &l->attention_norm, m->hidden_size);
     upload_vector(u, &l->mlp_norm, m->hidden_size);

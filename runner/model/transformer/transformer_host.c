@@ -35,13 +35,8 @@ static void start_task(const void *raw, uint32_t task)
         embedding->blocks->widen(from, hidden / embedding->blocks->numbers, to);
     else
         kvf_numbers_widen(from, embedding->dtype, hidden, to);
-    for (size_t i = 0; t->model.architecture->scales_embedding && i < hidden; i++)
-        to[i] *= t->embedding_scale;
     kvf_rope_angles(t->rope.inv_freq, half, t->rope.attention_scaling, b->positions[row],
                     b->cosine + row * half, b->sine + row * half);
-    if (b->local_cosine)
-        kvf_rope_angles(t->local_rope.inv_freq, half, 1.0f, b->positions[row],
-                        b->local_cosine + row * half, b->local_sine + row * half);
 }
 
 static void norm_task(const void *raw, uint32_t row)
@@ -61,8 +56,7 @@ static void rotate_heads(const row_args *args, float *x, uint32_t heads, const f
     size_t head_dim = t->model.head_dim, half = t->rope.count;
     const transformer_buffers *b = &t->buffers;
     const size_t angle = (args->first + row) * half;
-    const float *cosine = (args->layer->turns_locally ? b->local_cosine : b->cosine) + angle;
-    const float *sine = (args->layer->turns_locally ? b->local_sine : b->sine) + angle;
+    const float *cosine = b->cosine + angle, *sine = b->sine + angle;
     for (uint32_t head = 0; head < heads; head++, x += head_dim) {
         if (norm)
             kvf_rms_norm(x, norm, head_dim, t->model.norm_eps, x);
@@ -107,26 +101,13 @@ static void widen_task(const void *raw, uint32_t row)
                                                width, host_of(t)->attended_wide + row * width);
 }
 
-/* hidden += the norm of a row in gate_up, in its place. */
-static void add_norm_task(const void *raw, uint32_t row)
-{
-    const row_args *args = raw;
-    const kvf_transformer *t = args->t;
-    const size_t hidden = t->model.hidden_size;
-    float *added = t->buffers.gate_up + row * hidden;
-    float *to = t->buffers.hidden + (args->first + row) * hidden;
-    kvf_rms_norm(added, args->norm, hidden, t->model.norm_eps, added);
-    for (size_t i = 0; i < hidden; i++)
-        to[i] += added[i];
-}
-
-#define GATHERED_MAX 5u
+#define GATHERED 3u
 
 /* Arrays of rows that are gathered together. */
 typedef struct gather_args {
-    float *base[GATHERED_MAX]; /* at the first row */
-    uint32_t width[GATHERED_MAX];
-    uint32_t segments[GATHERED_MAX];
+    float *base[GATHERED]; /* at the first row */
+    uint32_t width[GATHERED];
+    uint32_t segments[GATHERED];
     uint32_t first, rows;
     const uint32_t *index; /* [rows] */
 } gather_args;
@@ -165,18 +146,13 @@ static kvf_status host_gather(const transformer_step *s, const uint32_t *index)
     const size_t angle = (size_t)s->first * half;
     gather_args args = {
         .base = {transformer_hidden_at(s), b->cosine + angle, b->sine + angle},
-        .width = {hidden, half, half, half, half},
+        .width = {hidden, half, half},
         .first = s->first,
         .rows = s->rows,
         .index = b->ids + s->first,
     };
-    const uint32_t arrays = b->local_cosine ? GATHERED_MAX : GATHERED_MAX - 2;
     uint32_t tasks = 0;
-    if (b->local_cosine) {
-        args.base[3] = b->local_cosine + angle;
-        args.base[4] = b->local_sine + angle;
-    }
-    for (uint32_t i = 0; i < arrays; i++)
+    for (uint32_t i = 0; i < GATHERED; i++)
         tasks += args.segments[i] = (args.width[i] + GATHER_SEGMENT - 1) / GATHER_SEGMENT;
     memcpy(b->ids + s->first, index, s->rows * sizeof *index);
     return kvf_stream_launch(s->stream, gather_task, &args, sizeof args, tasks);
@@ -204,16 +180,15 @@ static kvf_status host_project(const transformer_step *s, const transformer_laye
     return host_launch(s, rotate_task, (row_args){.layer = l}, s->rows);
 }
 
-/* hidden += x W^T, or where there is `after` the norm of that; and the norm of the sum. */
+/* hidden += x W^T, and the norm of that. */
 static kvf_status add(const transformer_step *s, const kvf_linear *linear, const float *x,
-                      const float *after, const float *norm)
+                      const float *norm)
 {
-    float *y = after ? s->t->buffers.gate_up : transformer_hidden_at(s);
-    KVF_TRY(host_multiply(
-        s, (kvf_linear_call){
-               .parts = {linear}, .part_count = 1, .x = x, .y = y, .accumulate = !after}));
-    if (after)
-        KVF_TRY(host_launch(s, add_norm_task, (row_args){.norm = after}, s->rows));
+    KVF_TRY(host_multiply(s, (kvf_linear_call){.parts = {linear},
+                                               .part_count = 1,
+                                               .x = x,
+                                               .y = transformer_hidden_at(s),
+                                               .accumulate = true}));
     return norm ? host_norm(s, norm) : KVF_OK;
 }
 
@@ -221,21 +196,17 @@ static kvf_status host_output(const transformer_step *s, const transformer_layer
                               const float *norm)
 {
     KVF_TRY(host_launch(s, widen_task, (row_args){0}, s->rows));
-    return add(s, &l->output, host_of(s->t)->attended_wide, l->attention_after, norm);
+    return add(s, &l->output, host_of(s->t)->attended_wide, norm);
 }
 
 static kvf_status host_mlp(const transformer_step *s, const transformer_layer *l, const float *norm)
 {
     const transformer_buffers *b = &s->t->buffers;
-    if (s->t->model.experts) {
-        KVF_TRY(host_experts_run(s, l));
-        return norm ? host_norm(s, norm) : KVF_OK;
-    }
     KVF_TRY(host_multiply(
         s, (kvf_linear_call){
-               .parts = {l->gate, l->up}, .part_count = 2, .x = b->normed, .y = b->gate_up}));
-    KVF_TRY(host_activate(s, s->rows));
-    return add(s, l->down, b->activated, l->mlp_after, norm);
+               .parts = {&l->gate, &l->up}, .part_count = 2, .x = b->normed, .y = b->gate_up}));
+    KVF_TRY(host_activate(s));
+    return add(s, &l->down, b->activated, norm);
 }
 
 static kvf_status host_logits(const transformer_step *s)
@@ -271,8 +242,6 @@ static size_t lay_out(const kvf_transformer_options *options, void *base, transf
     KVF_CARVE(&k, b->ids, all);
     KVF_CARVE(&k, b->positions, all);
     KVF_CARVE(&k, part->attended_wide, transformer_rows(options), q);
-    if (options->model->experts)
-        host_experts_lay_out(options, &k, &part->experts);
     transformer_lay_out(options, sizeof(float), &k, b);
     return k.bytes;
 }
@@ -286,7 +255,7 @@ static kvf_linear_limits linear_limits(const kvf_transformer_options *options)
     if (widest < transformer_query_width(m))
         widest = transformer_query_width(m);
     return (kvf_linear_limits){
-        .rows_max = transformer_mlp_rows(options),
+        .rows_max = transformer_rows(options),
         .inputs_max = widest,
         .isa_mask = KVF_ISA_ALL,
         .bf16 = options->bf16,

@@ -104,19 +104,6 @@ static inline uint32_t transformer_rows(const kvf_transformer_options *options)
     return options->chunk_max > options->batch_max ? options->chunk_max : options->batch_max;
 }
 
-/* Rows of an MLP: where it is experts, each row goes through several. */
-static inline uint32_t transformer_mlp_rows(const kvf_transformer_options *options)
-{
-    const uint32_t used = options->model->experts ? options->model->experts_used : 1;
-    return transformer_rows(options) * used;
-}
-
-/* Matrices of each role in the MLP of a layer. */
-static inline uint32_t transformer_mlps(const kvf_model_config *m)
-{
-    return m->experts ? m->experts : 1;
-}
-
 /* Rows of hidden states. */
 static inline uint32_t transformer_hidden_rows(const kvf_transformer_options *options)
 {
@@ -124,17 +111,13 @@ static inline uint32_t transformer_hidden_rows(const kvf_transformer_options *op
     return options->prompt_max > rows ? options->prompt_max : rows;
 }
 
-/* Floats of gate_up, which also takes rows on their way (gather), and what is added after a norm.
- */
+/* Floats of gate_up, which also takes rows on their way (gather). */
 static inline size_t transformer_scratch_floats(const kvf_transformer_options *options)
 {
     const kvf_model_config *m = options->model;
-    const size_t mlp = (size_t)transformer_mlp_rows(options) * 2 * m->intermediate_size;
+    const size_t mlp = (size_t)transformer_rows(options) * 2 * m->intermediate_size;
     const size_t row = (size_t)m->hidden_size + m->head_dim;
-    const size_t added =
-        m->architecture->has_norms_after ? (size_t)transformer_rows(options) * m->hidden_size : row;
-    const size_t other = added > row ? added : row;
-    return mlp > other ? mlp : other;
+    return mlp > row ? mlp : row;
 }
 
 /* The buffers that every device has; `normed` and `activated`, the operands of matrix products,

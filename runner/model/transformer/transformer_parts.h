@@ -13,39 +13,31 @@
 #include "transformer.h"
 
 typedef struct transformer_layer {
-    const float *attention_norm;  /* [hidden] */
-    const float *mlp_norm;        /* [hidden] */
-    const float *query_norm;      /* [head_dim], or NULL */
-    const float *key_norm;        /* [head_dim], or NULL */
-    const float *attention_after; /* [hidden] of what attention adds, or NULL */
-    const float *mlp_after;       /* [hidden] of what the MLP adds, or NULL */
-    const float *sinks;           /* [query_heads], or NULL */
-    bool turns_locally;           /* by the angles of layers with windows */
+    const float *attention_norm; /* [hidden] */
+    const float *mlp_norm;       /* [hidden] */
+    const float *query_norm;     /* [head_dim], or NULL */
+    const float *key_norm;       /* [head_dim], or NULL */
     kvf_linear query, key, value, output;
-    kvf_linear router;            /* [experts, hidden], where there are experts */
-    kvf_linear *gate, *up, *down; /* of the MLP; [experts] */
+    kvf_linear gate, up, down;
 } transformer_layer;
 
-/* R = rows of one operation, M = R, or R for each of the experts of a token; H = rows of hidden
- * states >= R, q = query_heads x head_dim, kv = kv_heads x head_dim. `own` is fp32 on the host
- * device and the model's dtype on a GPU. */
+/* R = rows of one operation, H = rows of hidden states >= R, q = query_heads x head_dim, kv =
+ * kv_heads x head_dim. `own` is fp32 on the host device and the model's dtype on a GPU. */
 typedef struct transformer_buffers {
     uint32_t *ids;       /* [H] */
     uint32_t *positions; /* [H] */
     float *cosine;       /* [H, head_dim / 2] */
     float *sine;         /* [H, head_dim / 2] */
-    float *local_cosine; /* [H, head_dim / 2], or NULL; so is the next */
-    float *local_sine;
-    float *hidden;   /* [H, hidden] */
-    void *normed;    /* [R, hidden] own */
-    float *qkv;      /* [R, q + 2 kv] */
-    void *q;         /* [R, q] of the model's dtype, as the next three */
-    void *k;         /* [R, kv] */
-    void *v;         /* [R, kv] */
-    void *attended;  /* [R, q] */
-    float *gate_up;  /* [M, 2 intermediate], at least one row of hidden states and angles */
-    void *activated; /* [M, intermediate] own */
-    float *logits;   /* [batch_max, vocab] */
+    float *hidden;       /* [H, hidden] */
+    void *normed;        /* [R, hidden] own */
+    float *qkv;          /* [R, q + 2 kv] */
+    void *q;             /* [R, q] of the model's dtype, as the next three */
+    void *k;             /* [R, kv] */
+    void *v;             /* [R, kv] */
+    void *attended;      /* [R, q] */
+    float *gate_up;      /* [R, 2 intermediate], at least one row of hidden states and angles */
+    void *activated;     /* [R, intermediate] own */
+    float *logits;       /* [batch_max, vocab] */
 } transformer_buffers;
 
 typedef struct transformer_ops transformer_ops;
@@ -87,13 +79,10 @@ struct kvf_transformer {
     kvf_transformer_options options;
     kvf_model_config model;
     kvf_rope_table rope;
-    kvf_rope_table local_rope; /* of layers with windows, where they have their own */
-    float embedding_scale;
     const transformer_ops *ops;
     void *device;              /* of the ops */
     char *memory;              /* what layers ... index and recording.sequences are part of */
     transformer_layer *layers; /* [model.layers] */
-    kvf_linear *mlps;          /* [model.layers, 3, transformer_mlps] */
     float *vectors;            /* norms and biases, widened */
     kvf_linear embedding;      /* weight and dtype only */
     uint32_t *positions;       /* host [rows of hidden states] */
