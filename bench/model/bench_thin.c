@@ -78,13 +78,12 @@ typedef kvf_status (*way_fn)(const bench *b, const shape *s, uint32_t rows, cons
 
 static kvf_status by_kernel(const bench *b, const shape *s, uint32_t rows, const void *weight)
 {
-    const kvf_thin_product product = {
-        .dtype = KVF_BF16,
-        .rows = rows,
-        .inputs = s->inputs,
-        .part_count = 1,
-        .parts = {{.weight = weight, .row_bytes = s->inputs * 2ull, .outputs = s->outputs}},
-        .x = b->x};
+    const kvf_thin_product product = {.dtype = KVF_BF16,
+                                      .rows = rows,
+                                      .inputs = s->inputs,
+                                      .outputs = s->outputs,
+                                      .weight = weight,
+                                      .x = b->x};
     return kvf_thin_product_cuda(&product, b->y, 0, kvf_stream_native(b->stream)) == 0
                ? KVF_OK
                : KVF_DEVICE_FAILED;

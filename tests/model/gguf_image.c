@@ -195,11 +195,6 @@ static void add_tensor(gguf_image *image, const kvf_model_config *config, const 
 {
     char name[128] = "";
     name_in_gguf(from->name, name, sizeof name);
-    if (from->blocks) {
-        gguf_image_tensor(image, name, from->blocks->id, from->rank, from->shape, from->data,
-                          (size_t)from->bytes);
-        return;
-    }
     const kvf_dtype dtype = type == IMAGE_F32 ? KVF_FP32 : type == IMAGE_F16 ? KVF_FP16 : KVF_BF16;
     const bool is_llama = strcmp(config->architecture->family, "llama") == 0 ||
                           strcmp(config->architecture->family, "mistral") == 0;
@@ -292,9 +287,8 @@ char *gguf_image_blocks(const gguf_type *type, size_t count)
     static const struct {
         const char *name;
         int32_t halves[2];
-    } scales[] = {{"F16", {0, -1}}, {"BF16", {0, -1}}, {"F32", {2, -1}},   {"Q4_0", {0, -1}},
-                  {"Q4_1", {0, 2}}, {"Q5_0", {0, -1}}, {"Q5_1", {0, 2}},   {"Q8_0", {0, -1}},
-                  {"Q4_K", {0, 2}}, {"Q5_K", {0, 2}},  {"Q6_K", {208, -1}}};
+    } scales[] = {{"F16", {0, -1}},  {"BF16", {0, -1}}, {"F32", {2, -1}},
+                  {"Q4_0", {0, -1}}, {"Q4_1", {0, 2}},  {"Q8_0", {0, -1}}};
     const size_t size = count * type->bytes;
     uint64_t state = type->id;
     char *bytes = malloc(size + 8);

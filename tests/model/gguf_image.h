@@ -21,14 +21,7 @@ typedef struct gguf_image {
 } gguf_image;
 
 /** Types of tensors and of values, by the file's numbers. */
-enum {
-    IMAGE_F32 = 0,
-    IMAGE_F16 = 1,
-    IMAGE_Q4_0 = 2,
-    IMAGE_Q8_0 = 8,
-    IMAGE_Q4_K = 12,
-    IMAGE_BF16 = 30
-};
+enum { IMAGE_F32 = 0, IMAGE_F16 = 1, IMAGE_Q4_0 = 2, IMAGE_Q8_0 = 8, IMAGE_BF16 = 30 };
 
 void gguf_image_u32(gguf_image *image, const char *key, uint32_t value);
 void gguf_image_f32(gguf_image *image, const char *key, float value);
@@ -51,8 +44,7 @@ void gguf_image_write(const gguf_image *image, const char *directory, const char
 void gguf_image_free(gguf_image *image);
 
 /** Fields and tensors of a model: vectors in F32, matrices in @p type, one of the plain
- * three, which must hold them exactly, or as the blocks that they are. Rows are in the order of the
- * format. */
+ * three, which must hold them exactly. Rows are in the order of the format. */
 void gguf_image_model(gguf_image *image, const kvf_model_config *config, kvf_weights *weights,
                       uint32_t type);
 

@@ -57,7 +57,7 @@ static void widens_as_published(void **state)
         free(blocks);
         types++;
     }
-    assert_int_equal(types, 11);
+    assert_int_equal(types, 6);
     free(text);
 }
 

@@ -2,13 +2,12 @@
 
 /*
  * Matrix products and row operations against plain double precision; every instruction set that the
- * CPU has, every weight type, elements and blocks, odd shapes, several matrices side by side, bias,
+ * CPU has, every weight type, odd shapes, several matrices side by side, bias,
  * accumulation; and the same bits with 1, 2 and 3 threads, and of separate rows whatever is beside
  * them.
  */
 
 #include "common/convert.h"
-#include "gguf_image.h"
 #include "layer_ops.h"
 #include "linear.h"
 #include "random_model.h"
@@ -24,7 +23,6 @@ typedef struct problem {
     uint32_t rows, inputs, outputs[KVF_LINEAR_PARTS_MAX];
     uint32_t parts;
     kvf_dtype dtype;
-    const gguf_type *blocks; /* of the first part; the others are of `dtype` */
     bool accumulate, separate;
 } problem;
 
@@ -39,23 +37,13 @@ typedef struct data {
 static kvf_linear make_part(const problem *p, uint32_t part, float **numbers, random_stream *stream)
 {
     const size_t count = (size_t)p->outputs[part] * p->inputs;
-    const gguf_type *blocks = part == 0 ? p->blocks : NULL;
-    void *weight;
+    void *weight = malloc(count * kvf_dtype_bytes(p->dtype));
     *numbers = malloc(count * sizeof **numbers);
-    if (blocks) {
-        weight = gguf_image_blocks(blocks, count / blocks->numbers);
-        blocks->widen(weight, count / blocks->numbers, *numbers);
-    } else {
-        weight = malloc(count * kvf_dtype_bytes(p->dtype));
-        for (size_t i = 0; i < count; i++)
-            kvf_element_set(weight, p->dtype, i, random_stream_unit(stream));
-        kvf_numbers_widen(weight, p->dtype, count, *numbers);
-    }
-    return (kvf_linear){.weight = weight,
-                        .blocks = blocks,
-                        .dtype = p->dtype,
-                        .outputs = p->outputs[part],
-                        .inputs = p->inputs};
+    for (size_t i = 0; i < count; i++)
+        kvf_element_set(weight, p->dtype, i, random_stream_unit(stream));
+    kvf_numbers_widen(weight, p->dtype, count, *numbers);
+    return (kvf_linear){
+        .weight = weight, .dtype = p->dtype, .outputs = p->outputs[part], .inputs = p->inputs};
 }
 
 static data data_create(const problem *p)
@@ -137,9 +125,7 @@ static void multiply(const problem *p, data *d, uint32_t threads, uint32_t isa)
 
 /* In fp32 a sum of n terms of at most m is off by less than m n^2 / 2^24 in the worst case, and by
  * a small multiple of n^(1/2) 2^-24 times its partial sums in practice; m 2^-18 n^(1/2) is far
- * above. Products in bf16 round both factors to 8 bits. In whole numbers x is off by up to 2^-16,
- * so a sum by 2^-17 n^(1/2) where errors are as likely up as down; four times as much is allowed.
- */
+ * above. Products in bf16 round both factors to 8 bits. */
 static void compare(const problem *p, const data *d, double unit_error)
 {
     uint32_t column = 0;
@@ -190,86 +176,6 @@ static void products_are_right(void **state)
             compare(&p, &d, 0x1p-18);
         }
         data_destroy(&p, &d);
-    }
-}
-
-/* ---- blocks ---- */
-
-/* The types by number in a file, up to the last. */
-static const gguf_type *next_packed(uint32_t *id)
-{
-    while (*id < 64) {
-        const gguf_type *type = gguf_type_find((*id)++);
-        if (type && type->index != GGUF_PLAIN)
-            return type;
-    }
-    return NULL;
-}
-
-static const problem packed_problems[] = {
-    {.rows = 1, .inputs = 256, .outputs = {5}, .parts = 1},
-    {.rows = 3, .inputs = 512, .outputs = {300, 1, 33}, .parts = 3, .accumulate = true},
-    {.rows = 33, .inputs = 768, .outputs = {270, 20}, .parts = 2, .accumulate = true},
-    {.rows = 5, .inputs = 4096, .outputs = {40}, .parts = 1},
-    {.rows = 11, .inputs = 1280, .outputs = {6}, .parts = 1, .accumulate = true},
-};
-
-#define PACKED_PROBLEMS (sizeof packed_problems / sizeof packed_problems[0])
-
-static void products_of_blocks_are_right(void **state)
-{
-    uint32_t id = 0, types = 0;
-    for (const gguf_type *type; (type = next_packed(&id)); types++)
-        for (size_t i = 0; i < PACKED_PROBLEMS; i++) {
-            problem p = packed_problems[i];
-            p.blocks = type;
-            data d = data_create(&p);
-            for (size_t isa = 0; isa < ISAS; isa++) {
-                multiply(&p, &d, 2, isas[isa]);
-                compare(&p, &d, 0x1p-18);
-            }
-            multiply_in(&p, &d, 2, KVF_ISA_ALL, KVF_LINEAR_BF16_AUTO);
-            compare(&p, &d, p.rows <= KVF_LINEAR_VECTOR_ROWS_MAX ? 0x1p-15 : 0x1p-6);
-            data_destroy(&p, &d);
-        }
-    assert_int_equal(types, 8);
-}
-
-/* Widened and rounded they have the bits of gguf_types.c; what a row gives does not depend on the
- * rows beside it. Blocks begin at any byte, and nothing after the results is written. */
-static void blocks_have_their_bits(void **state)
-{
-    enum { ROWS = 5, COLUMNS = 512, COUNT = ROWS * COLUMNS };
-    static float wide[COUNT], got[COUNT + 1], x[COLUMNS], alone[ROWS], y[ROWS + 1];
-    static uint16_t narrow[COUNT + 1];
-    random_stream stream = random_stream_of("blocks");
-    uint32_t id = 0;
-    for (size_t i = 0; i < COLUMNS; i++)
-        x[i] = random_stream_unit(&stream);
-    for (const gguf_type *type; (type = next_packed(&id));) {
-        const size_t bytes = COUNT / type->numbers * type->bytes, row = bytes / ROWS;
-        char *blocks = gguf_image_blocks(type, COUNT / type->numbers), *odd = malloc(bytes + 1);
-        memcpy(odd + 1, blocks, bytes);
-        type->widen(blocks, COUNT / type->numbers, wide);
-        for (size_t isa = 0; isa < ISAS; isa++) {
-            const kvf_packed_kernels *k = kvf_linear_kernels_choose(isas[isa])->packed;
-            got[COUNT] = y[ROWS] = 7.0f;
-            narrow[COUNT] = 7;
-            k->widen[type->index](odd + 1, COUNT, got);
-            k->round[type->index](odd + 1, COUNT, narrow);
-            k->dot_rows[type->index](odd + 1, ROWS, COLUMNS, x, y);
-            for (size_t r = 0; r < ROWS; r++)
-                k->dot_rows[type->index](odd + 1 + r * row, 1, COLUMNS, x, alone + r);
-            assert_memory_equal(alone, y, sizeof alone);
-            for (size_t i = 0; i < COUNT; i++) {
-                if (got[i] != wide[i] || narrow[i] != kvf_bf16_from_float(wide[i]))
-                    fail_msg("%s, number %zu: %a and bf16 %x, expected %a", type->name, i,
-                             (double)got[i], narrow[i], (double)wide[i]);
-            }
-            assert_true(got[COUNT] == 7.0f && y[ROWS] == 7.0f && narrow[COUNT] == 7);
-        }
-        free(odd);
-        free(blocks);
     }
 }
 
@@ -343,16 +249,6 @@ static void separate_rows_do_not_change_bits(void **state)
         p.dtype = (kvf_dtype)(i % 3);
         check_separate_rows(p, KVF_ISA_ALL, KVF_LINEAR_BF16_OFF);
     }
-    uint32_t id = 0;
-    for (const gguf_type *type; (type = next_packed(&id));) {
-        for (size_t i = 0; i < 2 * ISAS; i++) { /* in one piece and in several, on each set */
-            problem p = packed_problems[PACKED_PROBLEMS - 1 - i % 2];
-            p.blocks = type;
-            check_separate_rows(p, isas[i / 2], KVF_LINEAR_BF16_OFF);
-            if (i < 2)
-                check_separate_rows(p, KVF_ISA_ALL, KVF_LINEAR_BF16_AUTO);
-        }
-    }
 }
 
 static void shapes_out_of_limits_are_refused(void **state)
@@ -375,9 +271,6 @@ static void shapes_out_of_limits_are_refused(void **state)
     kvf_linear_call call = {.parts = {&wide}, .part_count = 1, .rows = 1};
     assert_int_equal(kvf_linear_enqueue(engine, &call, stream), KVF_INVALID);
     call.rows = 3;
-    assert_int_equal(kvf_linear_enqueue(engine, &call, stream), KVF_INVALID);
-    const kvf_linear part_of_a_block = {.blocks = gguf_type_find(8), .outputs = 1, .inputs = 8};
-    call = (kvf_linear_call){.parts = {&part_of_a_block}, .part_count = 1, .rows = 1};
     assert_int_equal(kvf_linear_enqueue(engine, &call, stream), KVF_INVALID);
     const kvf_linear fine = {.outputs = 1, .inputs = 8};
     call = (kvf_linear_call){.parts = {&fine}, .part_count = 1};
@@ -461,8 +354,7 @@ static void numbers_survive_the_way_there_and_back(void **state)
 
 int main(void)
 {
-    return unit_run(products_are_right, products_of_blocks_are_right, blocks_have_their_bits,
-                    threads_do_not_change_bits, rows_beside_do_not_change_bits,
+    return unit_run(products_are_right, threads_do_not_change_bits, rows_beside_do_not_change_bits,
                     separate_rows_do_not_change_bits, shapes_out_of_limits_are_refused,
                     norm_and_rope_and_swiglu, vectors_of_rows_are_right,
                     numbers_survive_the_way_there_and_back);

@@ -9,7 +9,6 @@
 
 #include "common/convert.h"
 #include "common/random.h"
-#include "gguf_image.h"
 #include "layer_ops.h"
 #include "model_fixture.h"
 #include "row_ops.h"
@@ -55,39 +54,16 @@ typedef struct problem {
     kvf_dtype dtype;
     uint32_t outputs, inputs, rows;
     uint32_t query_heads, kv_heads, head_dim; /* of outputs; 0 = no heads */
-    const gguf_type *blocks;                  /* of all outputs but the last 8; NULL = none */
 } problem;
 
 typedef enum end_kind { STORE, ADD, ADD_NORM, SWIGLU, ROTATE, NORM_ROTATE } end_kind;
 
 typedef struct data {
     buffer weight; /* of dtype */
-    buffer packed; /* the same, as far as it is of blocks */
     buffer x, bias, cosine, sine, norm;
     buffer arrived; /* [outputs], zeros between launches */
     double *sums;   /* [rows, outputs] */
 } data;
-
-static uint32_t packed_outputs(const problem *p)
-{
-    return p->blocks ? p->outputs - 8 : 0;
-}
-
-/* Weights become blocks, and what those stand for. */
-static void pack(const problem *p, data *d)
-{
-    const size_t count = (size_t)packed_outputs(p) * p->inputs, blocks = count / p->blocks->numbers;
-    char *image = gguf_image_blocks(p->blocks, blocks);
-    float *wide = malloc(count * sizeof *wide);
-    assert_non_null(wide);
-    d->packed = take(blocks * p->blocks->bytes);
-    memcpy(d->packed.host, image, blocks * p->blocks->bytes);
-    p->blocks->widen(image, blocks, wide);
-    for (size_t i = 0; i < count; i++)
-        kvf_element_set(d->weight.host, p->dtype, i, wide[i]);
-    free(wide);
-    free(image);
-}
 
 static data make(const problem *p, uint64_t seed)
 {
@@ -103,8 +79,6 @@ static data make(const problem *p, uint64_t seed)
               .sums = calloc((size_t)p->rows * p->outputs, sizeof(double))};
     assert_non_null(d.sums);
     memset(d.arrived.host, 0, d.arrived.bytes);
-    if (p->blocks)
-        pack(p, &d);
     for (uint32_t row = 0; row < p->rows; row++)
         for (uint32_t o = 0; o < p->outputs; o++)
             for (uint32_t i = 0; i < p->inputs; i++)
@@ -117,8 +91,6 @@ static data make(const problem *p, uint64_t seed)
 static void drop(data *d)
 {
     release(&d->weight);
-    if (d->packed.host)
-        release(&d->packed);
     release(&d->x);
     release(&d->bias);
     release(&d->cosine);
@@ -128,29 +100,14 @@ static void drop(data *d)
     free(d->sums);
 }
 
-static kvf_thin_part packed_part(const problem *p, const data *d)
-{
-    if (!p->blocks)
-        return (kvf_thin_part){0};
-    return (kvf_thin_part){.weight = d->packed.device,
-                           .row_bytes = p->inputs / p->blocks->numbers * p->blocks->bytes,
-                           .blocks = p->blocks->index,
-                           .outputs = packed_outputs(p)};
-}
-
 static kvf_thin_product product_of(const problem *p, const data *d, uint32_t first, uint32_t rows)
 {
     const size_t row_bytes = p->inputs * kvf_dtype_bytes(p->dtype);
-    const kvf_thin_part packed = packed_part(p, d);
-    const kvf_thin_part rest = {.weight =
-                                    (const char *)d->weight.device + packed_outputs(p) * row_bytes,
-                                .row_bytes = row_bytes,
-                                .outputs = p->outputs - packed_outputs(p)};
     return (kvf_thin_product){.dtype = p->dtype,
                               .rows = rows,
                               .inputs = p->inputs,
-                              .part_count = p->blocks ? 2 : 1,
-                              .parts = {p->blocks ? packed : rest, rest},
+                              .outputs = p->outputs,
+                              .weight = d->weight.device,
                               .x = (const char *)d->x.device + first * row_bytes};
 }
 
@@ -337,9 +294,9 @@ static void check_head_norms(const problem *p, const data *d)
 
 /* 64 rows are read at once, 8 and 16 by kernels of their own; ends of all kinds. */
 static const problem problems[] = {
-    {KVF_BF16, 16, 128, 1, 0, 0, 0, NULL},          {KVF_FP16, 50, 1160, 3, 0, 0, 0, NULL},
-    {KVF_BF16, 96, 72, 9, 2, 2, 16, NULL},          {KVF_BF16, 160, 8, 16, 3, 1, 32, NULL},
-    {KVF_FP16, 240, 264, ROWS_MAX, 1, 1, 80, NULL}, {KVF_BF16, 2, 2056, 17, 0, 0, 0, NULL},
+    {KVF_BF16, 16, 128, 1, 0, 0, 0},          {KVF_FP16, 50, 1160, 3, 0, 0, 0},
+    {KVF_BF16, 96, 72, 9, 2, 2, 16},          {KVF_BF16, 160, 8, 16, 3, 1, 32},
+    {KVF_FP16, 240, 264, ROWS_MAX, 1, 1, 80}, {KVF_BF16, 2, 2056, 17, 0, 0, 0},
 };
 
 static void products_are_right(void **state)
@@ -359,67 +316,10 @@ static void products_are_right(void **state)
     }
 }
 
-/* Every type of blocks, beside a part of plain numbers. */
-static void blocks_are_multiplied(void **state)
-{
-    for (uint32_t id = 0; id < 40; id++) {
-        const gguf_type *type = gguf_type_find(id);
-        if (!type || type->index == GGUF_PLAIN)
-            continue;
-        const problem p = {.dtype = id % 2 ? KVF_FP16 : KVF_BF16,
-                           .outputs = 40,
-                           .inputs = 512,
-                           .rows = 2,
-                           .blocks = type};
-        data d = make(&p, id);
-        double largest = 0.0; /* scales of random blocks are of any size below 2 */
-        for (uint32_t i = 0; i < p.rows * p.outputs; i++)
-            largest = fmax(largest, fabs(d.sums[i]));
-        buffer out[4] = {take(p.rows * p.outputs * sizeof(float))};
-        launch(&p, &d, STORE, 0, p.rows, out);
-        for (uint32_t i = 0; i < p.rows * p.outputs; i++)
-            if (!(fabs((double)((float *)out[0].host)[i] - d.sums[i]) <= 1e-4 * largest))
-                fail_msg("%s: [%u] is %g, expected %g", type->name, i,
-                         (double)((float *)out[0].host)[i], d.sums[i]);
-        release(&out[0]);
-        drop(&d);
-    }
-}
-
-/* All numbers of all types, at all places of their blocks. */
-static void blocks_have_the_bits_of_the_host(void **state)
-{
-    for (uint32_t id = 0; id < 40; id++) {
-        const gguf_type *type = gguf_type_find(id);
-        if (!type || type->index == GGUF_PLAIN)
-            continue;
-        const problem p = {
-            .dtype = KVF_FP32, .outputs = 11, .inputs = 768, .rows = 1, .blocks = type};
-        data d = make(&p, id);
-        const size_t count = 2 * (size_t)p.inputs;
-        buffer out = take(count * sizeof(float));
-        const kvf_thin_widen args = {.dtype = KVF_FP32,
-                                     .inputs = p.inputs,
-                                     .first = 1,
-                                     .rows = 2,
-                                     .part = packed_part(&p, &d),
-                                     .to = out.device};
-        assert_int_equal(kvf_thin_widen_cuda(&args, kvf_stream_native(stream)), 0);
-        assert_int_equal(kvf_stream_wait(stream), KVF_OK);
-        const float *want = (const float *)d.weight.host + p.inputs, *got = out.host;
-        for (size_t i = 0; i < count; i++)
-            if (memcmp(&got[i], &want[i], sizeof *got) != 0 && !(got[i] == 0.0f && want[i] == 0.0f))
-                fail_msg("%s: [%zu] is %a, expected %a", type->name, i, (double)got[i],
-                         (double)want[i]);
-        release(&out);
-        drop(&d);
-    }
-}
-
 /* More rows than one block should have, and heads that share a block. */
 static void others_are_refused(void **state)
 {
-    const problem p = {KVF_BF16, 144, 8, KVF_THIN_NORM_ROWS + 1, 2, 2, 24, NULL};
+    const problem p = {KVF_BF16, 144, 8, KVF_THIN_NORM_ROWS + 1, 2, 2, 24};
     void *native = kvf_stream_native(stream);
     data d = make(&p, 1);
     buffer none[4] = {take(64), take(64), take(64), take(64)};
@@ -438,7 +338,7 @@ static void others_are_refused(void **state)
 static void rows_do_not_change_bits(void **state)
 {
     static const uint32_t counts[] = {2, 8, 9, 16, 17, 65};
-    const problem p = {KVF_BF16, 24, 1096, ROWS_MAX, 0, 0, 0, NULL};
+    const problem p = {KVF_BF16, 24, 1096, ROWS_MAX, 0, 0, 0};
     const size_t row_bytes = p.outputs * sizeof(float);
     data d = make(&p, 3);
     buffer one[4] = {take(row_bytes)}, many[4] = {take(ROWS_MAX * row_bytes)};
@@ -470,9 +370,7 @@ int main(void)
     if (kvf_row_use_device(0) != 0 || kvf_row_load_kernels() != 0 ||
         kvf_stream_create(runtime, &stream) != KVF_OK)
         return 1;
-    const int failed =
-        unit_run(products_are_right, blocks_are_multiplied, blocks_have_the_bits_of_the_host,
-                 rows_do_not_change_bits, others_are_refused);
+    const int failed = unit_run(products_are_right, rows_do_not_change_bits, others_are_refused);
     kvf_stream_destroy(stream);
     kvf_runtime_close(runtime);
     return failed;

@@ -47,7 +47,6 @@ static void describe_runner(cli_json *j)
     cli_json_text(j, "matrix_products", matmul);
     cli_json_bool(j, "bf16_in_hardware", kvf_matmul_bf16_native());
     cli_json_text(j, "matrix_vector_kernels", kvf_linear_kernels_choose(KVF_ISA_ALL)->name);
-    cli_json_bool(j, "blocks_in_whole_numbers", kvf_whole_kernel_choose(KVF_ISA_ALL) != NULL);
     cli_json_text(j, "families", "Llama-3, Mistral and Ministral, Qwen2.5, Qwen3");
     char plugin[4096];
     cli_json_text(j, "llama_plugin", find_llama_plugin(plugin, sizeof plugin));

@@ -38,8 +38,6 @@ void cli_transformer_fit(kvf_transformer_options *options, uint32_t tokens)
     options->batch_max = 1;
 }
 
-/* Matrices stay packed, once a plan was made; what is quantised beside them, a norm say, does not.
- */
 void cli_note_widening(const kvf_weights *weights)
 {
     char from[32], to[32];
@@ -60,7 +58,6 @@ void cli_note_widening(const kvf_weights *weights)
 kvf_status cli_plan_make(const kvf_transformer_options *options, const kvf_cache_config *cache,
                          cli_memory_plan *plan, kvf_error *error)
 {
-    kvf_weights_keep_packed(options->weights);
     *plan = (cli_memory_plan){
         .weight_bytes = kvf_weights_bytes(options->weights),
         .own_bytes = kvf_weights_own_bytes(options->weights),

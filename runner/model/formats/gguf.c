@@ -122,7 +122,9 @@ static kvf_status take_type(gguf_cursor *c, gguf_tensor *tensor)
     if (!tensor->type)
         return model_fail(c->error, KVF_UNSUPPORTED,
                           "%.120s: tensor %.*s has type %u (%s); supported are " GGUF_TYPE_NAMES
-                          ", take a file of one of these",
+                          ": quantise the model to one of them (llama-quantize --allow-requantize "
+                          "FILE OUT Q8_0), or "
+                          "use llama.cpp with kvferry-llama",
                           c->name, width, tensor->name.bytes, id, gguf_type_name(id));
     const uint64_t columns = tensor->shape[tensor->rank - 1];
     if (columns % tensor->type->numbers != 0)

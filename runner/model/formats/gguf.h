@@ -24,21 +24,7 @@
  */
 
 /** Numbers of the largest block; every type's divides it. */
-#define GGUF_BLOCK_MAX 256u
-
-/** Places in tables by type: quantised ones, and all plain numbers. */
-typedef enum gguf_index {
-    GGUF_PLAIN,
-    GGUF_Q4_0,
-    GGUF_Q4_1,
-    GGUF_Q5_0,
-    GGUF_Q5_1,
-    GGUF_Q8_0,
-    GGUF_Q4_K,
-    GGUF_Q5_K,
-    GGUF_Q6_K,
-    GGUF_TYPES,
-} gguf_index;
+#define GGUF_BLOCK_MAX 32u
 
 typedef struct gguf_type {
     const char *name;
@@ -47,7 +33,6 @@ typedef struct gguf_type {
     uint32_t bytes;   /* of a block */
     /* The numbers of @p count consecutive blocks. */
     void (*widen)(const char *blocks, size_t count, float *to);
-    gguf_index index;
 } gguf_type;
 
 /** NULL if it is not supported. */
@@ -57,7 +42,7 @@ const gguf_type *gguf_type_find(uint32_t id);
 const char *gguf_type_name(uint32_t id);
 
 /** The names of those that are supported, for messages. */
-#define GGUF_TYPE_NAMES "F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K and Q6_K"
+#define GGUF_TYPE_NAMES "F32, F16, BF16, Q4_0, Q4_1 and Q8_0"
 
 #define GGUF_RANK_MAX 4u
 

@@ -17,7 +17,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#define PIECE_NUMBERS (16u * GGUF_BLOCK_MAX) /* widened at once, on the stack */
+#define PIECE_NUMBERS (128u * GGUF_BLOCK_MAX) /* widened at once, on the stack */
 
 /* ---- names ---- */
 
@@ -141,10 +141,7 @@ static void fill(const weight_entry *entry, uint64_t first, uint64_t last, char 
     const uint64_t from_bytes = entry->source_bytes / rows, to_bytes = tensor->bytes / rows;
     for (uint64_t row = first; row < last; row++) {
         const char *from = entry->source + source_row(entry, row) * from_bytes;
-        if (tensor->blocks)
-            memcpy(to + row * to_bytes, from, to_bytes);
-        else
-            widen_row(entry, from, to + row * to_bytes);
+        widen_row(entry, from, to + row * to_bytes);
     }
 }
 

@@ -247,40 +247,6 @@ uint64_t kvf_weights_own_bytes(const kvf_weights *weights)
     return bytes;
 }
 
-static bool is_quantised(const weight_entry *entry)
-{
-    return entry->type && entry->type->index != GGUF_PLAIN;
-}
-
-bool kvf_weights_quantised(const kvf_weights *weights)
-{
-    for (size_t i = 0; i < weights->count; i++)
-        if (is_quantised(&weights->entries[i]))
-            return true;
-    return false;
-}
-
-static bool stays_packed(const weight_entry *entry)
-{
-    return is_quantised(entry) && entry->tensor.rank >= 2;
-}
-
-void kvf_weights_keep_packed(kvf_weights *weights)
-{
-    for (size_t i = 0; i < weights->count; i++) {
-        weight_entry *entry = &weights->entries[i];
-        kvf_tensor *tensor = &entry->tensor;
-        if (!stays_packed(entry) || tensor->blocks)
-            continue;
-        weights->bytes -= tensor->bytes - entry->source_bytes;
-        tensor->blocks = entry->type;
-        tensor->bytes = entry->source_bytes;
-        entry->has_own = entry->turned_heads != 0;
-        if (!entry->has_own)
-            tensor->data = entry->source;
-    }
-}
-
 const kvf_tensor *kvf_weights_at(const kvf_weights *weights, size_t index)
 {
     return &weights->entries[index].tensor;

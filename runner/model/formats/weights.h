@@ -9,17 +9,15 @@
  * Everything a header says is checked before the first byte of data is offered: it knows files and
  * shapes, not what a tensor is for. Tensors have Hugging Face's names. Invariant: every tensor
  * handed out lies inside its mapping or in memory of its own, overlaps no other, is aligned to its
- * element, and has bytes = product of shape x element size, or of its blocks. Tensors that a GGUF
+ * element, and has bytes = product of shape x element size. Tensors that a GGUF
  * file holds in another type than the model's, or in another order, are widened or put in order by
  * kvf_weights_load, in memory of its own. The model's type is F32, F16 or BF16 if all matrices of
- * the file are of it, else BF16. Vectors stay in their type, and after kvf_weights_keep_packed
- * quantised matrices do.
+ * the file are of it, else BF16. Vectors stay in their type.
  *
  * A file that another process truncates while it is mapped kills this one with SIGBUS; nothing
  * short of copying the weights prevents that.
  */
 
-#include "gguf.h"
 #include "model_memory.h"
 
 #define KVF_TENSOR_RANK_MAX 8u
@@ -31,8 +29,6 @@ typedef struct kvf_tensor {
     uint64_t shape[KVF_TENSOR_RANK_MAX];
     const void *data; /**< row-major, aligned to the element, read-only; NULL = to be loaded */
     uint64_t bytes;
-    const gguf_type
-        *blocks; /**< that each row consists of, unaligned; NULL = elements of `dtype` */
 } kvf_tensor;
 
 typedef struct kvf_weights kvf_weights;
@@ -56,13 +52,6 @@ KVF_CHECKED kvf_status kvf_weights_open_memory(const void *bytes, size_t size, k
                                                kvf_error *error);
 
 /**
- * From now on matrices of a quantised type are loaded as the blocks of the file, where the file has
- * their rows in order without a copy. Before the first kvf_weights_load; the second call does
- * nothing. Opening a transformer does it too; after this the sizes of the weights are its own.
- */
-void kvf_weights_keep_packed(kvf_weights *weights);
-
-/**
  * Make the data of a tensor of these weights; does nothing where they are there.
  *
  * @param threads  that widen it, at least 1; the numbers do not depend on it
@@ -80,9 +69,6 @@ uint64_t kvf_weights_bytes(const kvf_weights *weights);
 /** The part of these bytes that takes memory of its own: tensors that are widened or put in order.
  */
 uint64_t kvf_weights_own_bytes(const kvf_weights *weights);
-
-/** Whether any tensor of the file is of a quantised type. */
-bool kvf_weights_quantised(const kvf_weights *weights);
 
 /** Tensor @p index in name order; index < count. Borrowed. */
 const kvf_tensor *kvf_weights_at(const kvf_weights *weights, size_t index);

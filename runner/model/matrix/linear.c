@@ -4,9 +4,8 @@
  * Splits products into panels of outputs and runs each panel as a task.
  *
  * It knows panel sizes and which kernel is faster when; what a panel computes is in linear_simd.c,
- * packed_simd.c, wide_simd.c, whole_simd.c, whole_pairs_simd.c, strip_simd.c and matmul_dnnl.c.
- * Invariant: no two tasks write the same output, and scratch belongs to a task index, of which
- * there are never more than compute threads.
+ * wide_simd.c, strip_simd.c and matmul_dnnl.c. Invariant: no two tasks write the same output, and
+ * scratch belongs to a task index, of which there are never more than compute threads.
  */
 
 #include "linear.h"
@@ -22,11 +21,10 @@
 #define VECTOR_PANEL_OUTPUTS 240u
 /* And multiplies about this much, where it has several rows. */
 #define WIDE_PANEL_PRODUCTS  (512u * 1024u)
-#define WHOLE_PANEL_PRODUCTS (1024u * 1024u)
-/* A multiple of KVF_WIDE_OUTPUTS, and of the lanes of whole_simd.c. */
+/* A multiple of KVF_WIDE_OUTPUTS. */
 #define PANEL_MULTIPLE       48u
 
-/* From so many rows on they meet weights together: blocks and bf16, and other numbers. */
+/* From so many rows on they meet weights together: bf16, and other types. */
 #define WIDE_ROWS       2u
 #define WIDE_ROWS_OTHER 3u
 
@@ -42,11 +40,9 @@ struct kvf_linear_engine {
     uint32_t threads;
     size_t scratch_bytes; /* per task, multiple of 64 */
     unsigned char *scratch;
-    /* x rounded, for the products of one launch: [rows_max, inputs_max] bf16, or of blocks. NULL if
-     * neither is wanted. */
-    void *narrow_x;
-    kvf_matmul **matmuls;          /* [threads]; NULL unless multiplying in bf16 */
-    const kvf_whole_kernel *whole; /* NULL: x is not rounded to whole numbers */
+    /* Both NULL unless multiplying in bf16: x rounded, for the products of one launch. */
+    void *narrow_x;       /* [rows_max, inputs_max] bf16 */
+    kvf_matmul **matmuls; /* [threads] */
     atomic_bool failed;
 };
 
@@ -57,7 +53,6 @@ typedef struct linear_args {
     uint32_t panel_count; /* their sum */
     uint32_t y_stride;
     uint32_t tasks;
-    const unsigned char *narrow_x; /* of the first row */
 } linear_args;
 
 /* ---- choosing kernels ---- */
@@ -92,30 +87,6 @@ const kvf_linear_kernels *kvf_linear_kernels_choose(uint32_t isa_mask)
     return variants[i].kernels;
 }
 
-extern const kvf_whole_kernel kvf_whole_kernel_avx512_vnni, kvf_whole_kernel_avx_vnni,
-    kvf_whole_kernel_avx2;
-
-/* With AVX-512 and no VNNI fp32 has as many products. */
-const kvf_whole_kernel *kvf_whole_kernel_choose(uint32_t isa_mask)
-{
-    const uint32_t usable = kvf_cpu_has() & KVF_ISA_LIMIT & isa_mask;
-#ifdef KVF_HAVE_AVX512_VNNI
-    if (usable & KVF_ISA_AVX512_VNNI)
-        return &kvf_whole_kernel_avx512_vnni;
-#endif
-    if (usable & KVF_ISA_AVX512)
-        return NULL;
-#ifdef KVF_HAVE_AVX_VNNI
-    if (usable & KVF_ISA_AVX_VNNI)
-        return &kvf_whole_kernel_avx_vnni;
-#endif
-#ifdef KVF_HAVE_AVX2
-    if (usable & KVF_ISA_AVX2)
-        return &kvf_whole_kernel_avx2;
-#endif
-    return NULL;
-}
-
 /* ---- the engine ---- */
 
 static uint32_t matrix_panel(uint32_t inputs)
@@ -127,10 +98,10 @@ static uint32_t matrix_panel(uint32_t inputs)
     return outputs > MATRIX_PANEL_OUTPUTS ? MATRIX_PANEL_OUTPUTS : outputs;
 }
 
-static uint32_t vector_panel(const kvf_linear *part, uint32_t rows, size_t products)
+static uint32_t vector_panel(const kvf_linear *part, uint32_t rows)
 {
     const size_t by_bytes = VECTOR_PANEL_BYTES / kvf_linear_row_bytes(part);
-    const size_t by_work = products / ((size_t)part->inputs * rows);
+    const size_t by_work = WIDE_PANEL_PRODUCTS / ((size_t)part->inputs * rows);
     size_t outputs = rows > 1 && by_work < by_bytes ? by_work : by_bytes;
     outputs -= outputs % PANEL_MULTIPLE;
     if (outputs < PANEL_MULTIPLE)
@@ -170,17 +141,10 @@ static size_t scratch_per_task(const kvf_linear_limits *limits)
     return panel_bytes(limits) + (multiplies_bf16(limits) ? round_up_64(product) : 0);
 }
 
-static const kvf_whole_kernel *whole_kernel(const kvf_linear_limits *limits)
-{
-    return limits->bf16 == KVF_LINEAR_BF16_AUTO ? kvf_whole_kernel_choose(limits->isa_mask) : NULL;
-}
-
 static size_t narrow_bytes(const kvf_linear_limits *limits)
 {
-    const size_t rows = limits->rows_max;
-    if (whole_kernel(limits)) /* the larger of both */
-        return rows * (limits->inputs_max / KVF_WHOLE_COLUMNS + 1) * sizeof(kvf_whole_block);
-    return multiplies_bf16(limits) ? rows * limits->inputs_max * sizeof(uint16_t) : 0;
+    const size_t numbers = (size_t)limits->rows_max * limits->inputs_max;
+    return multiplies_bf16(limits) ? numbers * sizeof(uint16_t) : 0;
 }
 
 uint64_t kvf_linear_engine_bytes(const kvf_linear_limits *limits, uint32_t threads)
@@ -223,7 +187,6 @@ kvf_status kvf_linear_engine_open(kvf_runtime *runtime, const kvf_linear_limits 
     engine->runtime = runtime;
     engine->limits = *limits;
     engine->kernels = kvf_linear_kernels_choose(limits->isa_mask);
-    engine->whole = whole_kernel(limits);
     engine->threads = kvf_runtime_threads(runtime);
     engine->scratch_bytes = scratch_per_task(limits);
     atomic_init(&engine->failed, false);
@@ -260,18 +223,10 @@ static bool narrows(const linear_args *args, const kvf_linear *part)
     return args->engine->matmuls && part->dtype == KVF_BF16;
 }
 
-/* Whether few rows meet it in whole numbers. */
-static bool is_whole(const kvf_linear_engine *engine, const kvf_linear *part)
-{
-    return engine->whole && part->blocks && engine->whole->multiply[part->blocks->index];
-}
-
 /* Outputs of a panel. */
 static uint32_t panel_size(const linear_args *args, const kvf_linear *part, bool vector)
 {
-    const bool whole = is_whole(args->engine, part);
-    return vector                ? vector_panel(part, args->call.rows,
-                                 whole ? WHOLE_PANEL_PRODUCTS : WIDE_PANEL_PRODUCTS)
+    return vector                ? vector_panel(part, args->call.rows)
            : narrows(args, part) ? matrix_panel(part->inputs)
                                  : args->engine->kernels->strip->outputs;
 }
@@ -321,19 +276,17 @@ static uint32_t rows_at_once(uint32_t left)
 static void multiply_rows(const kvf_linear_kernels *kernels, const kvf_wide_product *p)
 {
     const kvf_linear *linear = p->linear;
-    const kvf_dot_rows_fn one = linear->blocks ? kernels->packed->dot_rows[linear->blocks->index]
-                                               : kernels->dot_rows[linear->dtype];
-    const bool is_other = !linear->blocks && linear->dtype != KVF_BF16;
-    if (p->rows >= (is_other ? WIDE_ROWS_OTHER : WIDE_ROWS)) {
+    if (p->rows >= (linear->dtype == KVF_BF16 ? WIDE_ROWS : WIDE_ROWS_OTHER)) {
         kernels->wide->multiply(p);
         return;
     }
     for (uint32_t row = 0; row < p->rows; row++)
-        one(p->weight, p->outputs, linear->inputs, p->x + (size_t)row * linear->inputs,
-            p->y + row * p->y_stride);
+        kernels->dot_rows[linear->dtype](p->weight, p->outputs, linear->inputs,
+                                         p->x + (size_t)row * linear->inputs,
+                                         p->y + row * p->y_stride);
 }
 
-static void vector_panel_fp32(const linear_args *args, const panel *p)
+static void vector_panel_multiply(const linear_args *args, const panel *p)
 {
     const kvf_linear_call *call = &args->call;
     const size_t inputs = p->part->inputs;
@@ -356,29 +309,12 @@ static void vector_panel_fp32(const linear_args *args, const panel *p)
     }
 }
 
-static void vector_panel_whole(const linear_args *args, const panel *p)
-{
-    const kvf_linear_call *call = &args->call;
-    args->engine->whole->multiply[p->part->blocks->index](
-        &(kvf_whole_product){.linear = p->part,
-                             .weight = p->weight,
-                             .outputs = p->outputs,
-                             .rows = call->rows,
-                             .x = (const kvf_whole_block *)(const void *)args->narrow_x,
-                             .y = call->y + p->y_offset,
-                             .y_stride = args->y_stride,
-                             .accumulate = call->accumulate});
-}
-
 /* One task is one panel. */
 static void vector_task(const void *raw, uint32_t task)
 {
     const linear_args *args = raw;
     panel p = panel_find(args, task, true);
-    if (is_whole(args->engine, p.part))
-        vector_panel_whole(args, &p);
-    else
-        vector_panel_fp32(args, &p);
+    vector_panel_multiply(args, &p);
     for (uint32_t row = 0; row < args->call.rows; row++)
         add_bias(&p, args->call.y + (size_t)row * args->y_stride + p.y_offset);
 }
@@ -409,14 +345,7 @@ static bool panel_bf16(const linear_args *args, const panel *p, uint32_t task)
         .c_stride = call->accumulate ? p->outputs : args->y_stride,
     };
     float *y = call->y + p->y_offset, *product = call->accumulate ? product_scratch(args, task) : y;
-    const uint16_t *weight = (const uint16_t *)(const void *)p->weight;
-    if (p->part->blocks) {
-        uint16_t *narrow = panel_scratch(args, task);
-        engine->kernels->packed->round[p->part->blocks->index](
-            p->weight, (size_t)p->outputs * p->part->inputs, narrow);
-        weight = narrow;
-    }
-    if (!kvf_matmul_bf16(engine->matmuls[task], &shape, (const void *)args->narrow_x, weight,
+    if (!kvf_matmul_bf16(engine->matmuls[task], &shape, engine->narrow_x, (const void *)p->weight,
                          product))
         return false;
     for (uint32_t row = 0; call->accumulate && row < call->rows; row++)
@@ -473,15 +402,6 @@ static void narrow_task(const void *raw, uint32_t row)
     args->engine->kernels->round(x, inputs, to);
 }
 
-/* One task is one row. */
-static void whole_task(const void *raw, uint32_t row)
-{
-    const linear_args *args = raw;
-    const size_t inputs = args->call.parts[0]->inputs, blocks = inputs / KVF_WHOLE_COLUMNS;
-    args->engine->whole->narrow(args->call.x + row * inputs, blocks,
-                                (kvf_whole_block *)args->engine->narrow_x + row * blocks);
-}
-
 /* ---- enqueueing ---- */
 
 static kvf_status call_check(const kvf_linear_engine *engine, const kvf_linear_call *call)
@@ -492,8 +412,7 @@ static kvf_status call_check(const kvf_linear_engine *engine, const kvf_linear_c
     for (uint32_t i = 0; i < call->part_count; i++) {
         const kvf_linear *part = call->parts[i];
         if (part->inputs != call->parts[0]->inputs || part->inputs == 0 ||
-            part->inputs > engine->limits.inputs_max || part->outputs == 0 ||
-            (part->blocks && part->inputs % part->blocks->numbers != 0))
+            part->inputs > engine->limits.inputs_max || part->outputs == 0)
             return KVF_INVALID;
     }
     return KVF_OK;
@@ -504,8 +423,8 @@ kvf_status kvf_linear_enqueue(kvf_linear_engine *engine, const kvf_linear_call *
 {
     KVF_TRY(call_check(engine, call));
     const bool vector = call->separate || call->rows <= KVF_LINEAR_VECTOR_ROWS_MAX;
-    linear_args args = {.engine = engine, .call = *call, .narrow_x = engine->narrow_x};
-    bool narrow = false, whole = false;
+    linear_args args = {.engine = engine, .call = *call};
+    bool narrow = false;
     for (uint32_t i = 0; i < call->part_count; i++) {
         const kvf_linear *part = call->parts[i];
         uint32_t size = panel_size(&args, part, vector);
@@ -513,10 +432,7 @@ kvf_status kvf_linear_enqueue(kvf_linear_engine *engine, const kvf_linear_call *
         args.y_stride += part->outputs;
         args.panel_count += args.panels[i];
         narrow = narrow || narrows(&args, part);
-        whole = whole || is_whole(engine, part);
     }
-    if (vector && whole)
-        KVF_TRY(kvf_stream_launch(stream, whole_task, &args, sizeof args, call->rows));
     if (vector)
         return kvf_stream_launch(stream, vector_task, &args, sizeof args, args.panel_count);
     if (narrow)

@@ -3,27 +3,23 @@
 #define KVF_MODEL_LINEAR_H
 
 /*
- * Matrix products y = x W^T (+ bias), with W as the file has it: [outputs, inputs] in bf16, fp16,
- * fp32 or the blocks of a quantised type, never copied as a whole.
+ * Matrix products y = x W^T (+ bias), with W as the file has it: [outputs, inputs] in bf16, fp16 or
+ * fp32, never copied as a whole.
  *
  * A row of x goes through a matrix-vector kernel of the runner, which reads W once at memory speed;
- * a few rows, or the rows of a step, through one that gives each of them the same bits. Where W is
- * blocks and the CPU is fast at whole numbers, both go through one in these, which rounds x to
- * 16 bits. Many rows go through a kernel for strips of outputs in fp32, or panel by panel through
- * oneDNN in bf16 where that is faster, which rounds by their number. It knows streams and shapes,
- * not layers.
+ * a few rows, or the rows of a step, through one that gives each of them the same bits. Many rows
+ * go through a kernel for strips of outputs in fp32, or panel by panel through oneDNN in bf16 where
+ * that is faster, which rounds by their number. It knows streams and shapes, not layers.
  * Invariant: every bit of a product follows from the shapes alone, never from the number of
  * threads.
  */
 
-#include "gguf.h"
 #include "model_memory.h"
 
 /** One matrix. Borrowed data; lives as long as anything enqueued with it. */
 typedef struct kvf_linear {
-    const void *weight;      /**< [outputs, inputs] row-major */
-    const gguf_type *blocks; /**< that each row consists of; NULL = elements of `dtype` */
-    kvf_dtype dtype; /**< of the elements, or that blocks are rounded to for products in bf16 */
+    const void *weight; /**< [outputs, inputs] row-major, of `dtype` */
+    kvf_dtype dtype;
     uint32_t outputs;
     uint32_t inputs;
     const float *bias; /**< [outputs], or NULL */
@@ -32,8 +28,7 @@ typedef struct kvf_linear {
 /** Bytes of one of its rows. */
 static inline size_t kvf_linear_row_bytes(const kvf_linear *linear)
 {
-    return linear->blocks ? linear->inputs / linear->blocks->numbers * linear->blocks->bytes
-                          : linear->inputs * kvf_dtype_bytes(linear->dtype);
+    return linear->inputs * kvf_dtype_bytes(linear->dtype);
 }
 
 #define KVF_LINEAR_PARTS_MAX 3u
@@ -55,13 +50,6 @@ typedef void (*kvf_dot_rows_fn)(const void *weight, size_t rows, size_t columns,
                                 float *y);
 typedef void (*kvf_widen_fn)(const void *from, size_t count, float *to);
 
-/** For rows of blocks: counts are multiples of a block; bytes need no alignment. */
-typedef struct kvf_packed_kernels {
-    kvf_dot_rows_fn dot_rows[GGUF_TYPES]; /**< by gguf_type.index; NULL for plain numbers */
-    kvf_widen_fn widen[GGUF_TYPES];
-    void (*round[GGUF_TYPES])(const void *from, size_t count, uint16_t *to); /**< to bf16 */
-} kvf_packed_kernels;
-
 #define KVF_WIDE_ROWS_MAX 16u
 #define KVF_WIDE_OUTPUTS  12u /* what is fastest comes in multiples of it */
 
@@ -81,52 +69,9 @@ typedef struct kvf_wide_kernel {
     void (*multiply)(const kvf_wide_product *product);
 } kvf_wide_kernel;
 
-#define KVF_WHOLE_COLUMNS 32u
-/* A number of 16 bits, so that the upper byte of a number that is rounded up is one too. */
-#define KVF_WHOLE_LARGEST 32512.0f
-
-/* The reciprocal of smaller ones overflows. */
-#define KVF_WHOLE_LEAST_LARGEST 0x1p-100f
-
-/** KVF_WHOLE_COLUMNS numbers of x: whole ones x scale, to 2^-16 of the largest. */
-typedef struct kvf_whole_block {
-    union {
-        struct {
-            int8_t high[KVF_WHOLE_COLUMNS], low[KVF_WHOLE_COLUMNS]; /**< 256 high + low */
-        };
-        int16_t pairs[KVF_WHOLE_COLUMNS]; /**< of columns 0, 2, 1, 3, 4, 6, 5, 7, ... */
-    };
-    float scale;
-    float sum;         /**< of the numbers */
-    int32_t whole_sum; /**< of them without their scale */
-} kvf_whole_block;
-
-/** Neighbouring outputs of a matrix of blocks for any number of rows. */
-typedef struct kvf_whole_product {
-    const kvf_linear *linear; /**< inputs are a multiple of KVF_WHOLE_COLUMNS */
-    const void *weight;       /**< of the first output */
-    uint32_t outputs;
-    uint32_t rows;            /**< of x and y */
-    const kvf_whole_block *x; /**< [rows, inputs / KVF_WHOLE_COLUMNS] */
-    float *y;                 /**< [rows, y_stride], from the first output on */
-    size_t y_stride;
-    bool accumulate;
-} kvf_whole_product;
-
-/** Exact sums in whole numbers over the columns of a block, in fp32 over blocks in order. */
-typedef struct kvf_whole_kernel {
-    bool in_pairs;                                                     /**< which of the two x is */
-    void (*narrow)(const float *x, size_t count, kvf_whole_block *to); /**< @p count blocks */
-    void (*multiply[GGUF_TYPES])(const kvf_whole_product *product); /**< NULL: not of this type */
-} kvf_whole_kernel;
-
-/** NULL where the CPU, or @p isa_mask, has none. */
-const kvf_whole_kernel *kvf_whole_kernel_choose(uint32_t isa_mask);
-
-#define KVF_STRIP_COLUMNS     1024u /* inputs at a time; whole blocks of every type */
+#define KVF_STRIP_COLUMNS     1024u /* inputs at a time */
 #define KVF_STRIP_OUTPUTS_MAX 48u
-#define KVF_STRIP_WIDE_ROWS   8u
-#define KVF_STRIP_FLOATS      (KVF_STRIP_COLUMNS * (KVF_STRIP_OUTPUTS_MAX + KVF_STRIP_WIDE_ROWS))
+#define KVF_STRIP_FLOATS      (KVF_STRIP_COLUMNS * KVF_STRIP_OUTPUTS_MAX)
 
 /** Neighbouring outputs of a matrix for all rows of x. */
 typedef struct kvf_strip {
@@ -153,7 +98,6 @@ typedef struct kvf_linear_kernels {
     kvf_widen_fn widen[3];       /**< by kvf_dtype; fp32 is a copy */
     void (*round)(const float *from, size_t count, uint16_t *to); /**< to bf16 */
     void (*swiglu)(const float *gate, const float *up, size_t count, float *y);
-    const kvf_packed_kernels *packed;
     const kvf_strip_kernel *strip;
     const kvf_wide_kernel *wide;
 } kvf_linear_kernels;
@@ -163,8 +107,8 @@ const kvf_linear_kernels *kvf_linear_kernels_choose(uint32_t isa_mask);
 
 typedef struct kvf_linear_engine kvf_linear_engine;
 
-/** Whether x may be rounded: to bf16 where weights are bf16 and rows many, to whole numbers of 16
- * bits where few rows meet blocks. Otherwise all is widened to fp32. */
+/** Whether x may be rounded to bf16 where weights are bf16 and rows many. Otherwise all is widened
+ * to fp32. */
 typedef enum kvf_linear_bf16 {
     KVF_LINEAR_BF16_AUTO, /**< where it is faster */
     KVF_LINEAR_BF16_OFF,

@@ -136,7 +136,6 @@ const kvf_linear_kernels KVF_LINEAR_SYMBOL(kvf_linear_kernels_) = {
         {[KVF_BF16] = widen_all_bf16, [KVF_FP16] = widen_all_fp16, [KVF_FP32] = widen_all_fp32},
     .round = round_row,
     .swiglu = swiglu,
-    .packed = &KVF_LINEAR_SYMBOL(kvf_packed_kernels_),
     .strip = &KVF_LINEAR_SYMBOL(kvf_strip_kernel_),
     .wide = &KVF_LINEAR_SYMBOL(kvf_wide_kernel_),
 };

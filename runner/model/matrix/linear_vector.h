@@ -154,7 +154,6 @@ static inline void ask_ahead(const void *weight, size_t bytes)
 #define KVF_LINEAR_NAME         LINEAR_QUOTE(KVF_LINEAR_VARIANT)
 
 extern const kvf_linear_kernels KVF_LINEAR_SYMBOL(kvf_linear_kernels_);
-extern const kvf_packed_kernels KVF_LINEAR_SYMBOL(kvf_packed_kernels_);
 extern const kvf_strip_kernel KVF_LINEAR_SYMBOL(kvf_strip_kernel_);
 extern const kvf_wide_kernel KVF_LINEAR_SYMBOL(kvf_wide_kernel_);
 

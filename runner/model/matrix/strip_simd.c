@@ -23,7 +23,7 @@
 #define STRIP (VECTORS * VF_LANES)
 
 _Static_assert(STRIP <= KVF_STRIP_OUTPUTS_MAX, "scratch");
-_Static_assert(VF_TRANSPOSE <= KVF_STRIP_WIDE_ROWS && STRIP % VF_TRANSPOSE == 0, "scratch");
+_Static_assert(STRIP % VF_TRANSPOSE == 0, "scratch");
 
 /* ---- the weights of a strip ---- */
 
@@ -39,34 +39,21 @@ KVF_ALWAYS_INLINE void transpose(float *to, const void *const *rows, const kvf_d
             to[c * STRIP + i] = kvf_element_get(rows[i], dtype, c);
 }
 
-/* Where `columns` inputs of an output begin; blocks are widened first. */
-static const void *find_row(const kvf_strip *s, size_t output, size_t first, size_t columns,
-                            float *wide)
-{
-    const kvf_linear *linear = s->linear;
-    const unsigned char *row =
-        (const unsigned char *)linear->weight + kvf_linear_row_bytes(linear) * (s->first + output);
-    if (!linear->blocks)
-        return row + first * kvf_dtype_bytes(linear->dtype);
-    KVF_LINEAR_SYMBOL(kvf_packed_kernels_)
-        .widen[linear->blocks->index](row + first / linear->blocks->numbers * linear->blocks->bytes,
-                                      columns, wide);
-    return wide;
-}
-
 /* Inputs first .. first + columns - 1 become [columns, STRIP]; the last output fills up a strip. */
 static void pack(const kvf_strip *s, size_t first, size_t columns)
 {
-    float *strip = s->scratch, *wide = strip + KVF_STRIP_COLUMNS * KVF_STRIP_OUTPUTS_MAX;
+    const kvf_linear *linear = s->linear;
+    const char *from = (const char *)linear->weight + first * kvf_dtype_bytes(linear->dtype);
+    float *strip = s->scratch;
     for (size_t o = 0; o < STRIP; o += VF_TRANSPOSE) {
         const void *rows[VF_TRANSPOSE];
         for (size_t i = 0; i < VF_TRANSPOSE; i++) {
             const size_t output = o + i < s->outputs ? o + i : s->outputs - 1;
-            rows[i] = find_row(s, output, first, columns, wide + i * KVF_STRIP_COLUMNS);
+            rows[i] = from + kvf_linear_row_bytes(linear) * (s->first + output);
         }
-        if (s->linear->blocks || s->linear->dtype == KVF_FP32)
+        if (linear->dtype == KVF_FP32)
             transpose(strip + o, rows, KVF_FP32, columns);
-        else if (s->linear->dtype == KVF_BF16)
+        else if (linear->dtype == KVF_BF16)
             transpose(strip + o, rows, KVF_BF16, columns);
         else
             transpose(strip + o, rows, KVF_FP16, columns);

@@ -9,10 +9,10 @@
  * after the other, so that those of all its results are in registers and a load serves several
  * products. Weights in bf16 are widened in registers, by each tile anew: 8 operations beside 24
  * products with AVX-512, 6 beside 12 with AVX2. While a group of outputs is multiplied the next one
- * is asked for, at an even pace, so that neither waits for the other. Blocks are widened into
- * memory, once for all rows, a piece of their columns at a time. It knows arrays only. Invariant:
- * the order of additions follows from the columns, the type and the variant, neither from the rows
- * nor from the outputs beside.
+ * is asked for, at an even pace, so that neither waits for the other. Weights in fp16 are widened
+ * into memory, once for all rows, a piece of their columns at a time. It knows arrays only.
+ * Invariant: the order of additions follows from the columns, the type and the variant, neither
+ * from the rows nor from the outputs beside.
  */
 
 #include "linear_vector.h"
@@ -31,12 +31,12 @@
 
 #define TILES        (GROUP / OUTPUTS)
 #define ROW_TILES    ((KVF_WIDE_ROWS_MAX + ROWS - 1) / ROWS)
-/* Columns at a time: whole blocks of every type; and of weights where they are. */
+/* Columns at a time; and of weights where they are. */
 #define PIECE        768u
 #define DIRECT_PIECE 1536u
 
 _Static_assert(GROUP % OUTPUTS == 0, "whole tiles");
-_Static_assert(PIECE % GGUF_BLOCK_MAX == 0 && PIECE % (KVF_SUMS * VF_LANES) == 0, "whole blocks");
+_Static_assert(PIECE % (KVF_SUMS * VF_LANES) == 0, "whole steps");
 _Static_assert(DIRECT_PIECE % (KVF_SUMS * VF_LANES) == 0, "whole steps");
 
 /* Tiles are in registers only where loops over them are gone early, for which Clang wants other
@@ -236,7 +236,7 @@ KVF_ALWAYS_INLINE void store_results(const results *r, float *sum)
 {
     const kvf_wide_product *p = r->p;
     float *y = p->y + r->row * p->y_stride + r->output;
-    if (!p->linear->blocks && r->whole < p->linear->inputs)
+    if (r->whole < p->linear->inputs)
         add_tails(r, sum);
     for (uint32_t i = 0; i < r->rows; i++, y += p->y_stride, sum += LINE) {
         if (r->outputs == OUTPUTS)
@@ -271,20 +271,16 @@ static const char *weights_of(const piece *g)
 static void find_weights(piece *g, float (*wide)[PIECE])
 {
     const kvf_linear *linear = g->p->linear;
-    const gguf_type *blocks = linear->blocks;
-    const size_t row_bytes = kvf_linear_row_bytes(linear);
-    const size_t unit = blocks ? blocks->numbers : 1;
-    const size_t unit_bytes = blocks ? blocks->bytes : kvf_dtype_bytes(linear->dtype);
-    const char *from = weights_of(g) + g->first / unit * unit_bytes;
-    const kvf_widen_fn widen = blocks ? KVF_LINEAR_SYMBOL(kvf_packed_kernels_).widen[blocks->index]
-                                      : KVF_LINEAR_SYMBOL(kvf_linear_kernels_).widen[linear->dtype];
-    if (g->direct || (!blocks && linear->dtype == KVF_FP32 && g->outputs == GROUP)) {
+    const size_t row_bytes = kvf_linear_row_bytes(linear), element = kvf_dtype_bytes(linear->dtype);
+    const char *from = weights_of(g) + g->first * element;
+    const kvf_widen_fn widen = KVF_LINEAR_SYMBOL(kvf_linear_kernels_).widen[linear->dtype];
+    if (g->direct || (linear->dtype == KVF_FP32 && g->outputs == GROUP)) {
         g->w = from;
         g->w_stride = linear->inputs;
         return;
     }
     for (uint32_t o = 0; o < GROUP; o++) {
-        ask_ahead(from, g->columns / unit * unit_bytes);
+        ask_ahead(from, g->columns * element);
         widen(from, g->columns, wide[o]);
         from += o + 1 < g->outputs ? row_bytes : 0;
     }
@@ -338,7 +334,7 @@ static void add_piece(const piece *g)
 
 static uint32_t sums_of(const kvf_linear *linear)
 {
-    return linear->blocks || linear->inputs <= KVF_IN_ORDER_COLUMNS_MAX ? KVF_SUMS : KVF_LONG_SUMS;
+    return linear->inputs <= KVF_IN_ORDER_COLUMNS_MAX ? KVF_SUMS : KVF_LONG_SUMS;
 }
 
 /* @return how many outputs it has */
@@ -349,7 +345,7 @@ static uint32_t multiply_group(const kvf_wide_product *p, uint32_t output)
     piece g = {.p = p, .output = output, .sums = sums_of(p->linear), .of = of};
     g.row_tiles = (p->rows + ROWS - 1) / ROWS;
     g.ask_bytes = OUTPUTS * VF_LANES * sizeof(uint16_t) / g.row_tiles;
-    g.direct = !p->linear->blocks && p->linear->dtype == KVF_BF16 && p->outputs - output >= OUTPUTS;
+    g.direct = p->linear->dtype == KVF_BF16 && p->outputs - output >= OUTPUTS;
     g.outputs = kvf_min_u32(g.direct ? OUTPUTS : GROUP, p->outputs - output);
     g.whole = p->linear->inputs - p->linear->inputs % (g.sums * VF_LANES);
     const size_t columns = g.direct ? DIRECT_PIECE : PIECE;

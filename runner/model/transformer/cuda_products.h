@@ -5,9 +5,8 @@
 /*
  * The matrix products of a transformer on a GPU: which kernel serves which rows and weights.
  *
- * Rows of a batch go through thin_product.cu; rows of a prompt through cuBLAS, for which blocks of
- * a file are widened panel by panel. It knows weights and rows, not layers. Invariant: products of
- * one struct are on one stream, for they share its panel.
+ * Rows of a batch go through thin_product.cu; rows of a prompt through cuBLAS. It knows weights and
+ * rows, not layers. Invariant: nothing here waits.
  */
 
 #include "matmul_cublas.h"
@@ -16,16 +15,11 @@
 
 typedef struct cuda_products {
     kvf_cublas *cublas;
-    void *panel; /* device memory, or NULL if no weights are blocks */
-    size_t panel_bytes;
 } cuda_products;
 
-/* Bytes of a panel for any matrix of the model. */
-size_t cuda_panel_bytes(const kvf_model_config *model);
-
-/* Up to KVF_THIN_PARTS_MAX matrices that share x; without blocks they lie one after the other. */
+/* Matrices that share x and lie one after the other. */
 typedef struct cuda_weights {
-    const kvf_linear *parts[KVF_THIN_PARTS_MAX];
+    const kvf_linear *parts[KVF_LINEAR_PARTS_MAX];
     uint32_t count;
 } cuda_weights;
 

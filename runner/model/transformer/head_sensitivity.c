@@ -133,10 +133,7 @@ static void project(kvf_head_sensitivity *h, const kvf_linear *w)
     memset(h->of_layer, 0, heads * sizeof *h->of_layer);
     for (uint32_t output = 0; output < w->outputs; output++) {
         const char *from = (const char *)w->weight + output * kvf_linear_row_bytes(w);
-        if (w->blocks)
-            w->blocks->widen(from, w->inputs / w->blocks->numbers, h->row);
-        else
-            kvf_numbers_widen(from, w->dtype, w->inputs, h->row);
+        kvf_numbers_widen(from, w->dtype, w->inputs, h->row);
         for (uint32_t head = 0; head < heads; head++) {
             const double lost = dot(h->row + head * part, h->changed + head * part, part);
             h->of_layer[head] += lost * lost;

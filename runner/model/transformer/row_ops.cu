@@ -12,8 +12,6 @@
 
 #include "row_ops.cuh"
 
-#include "packed_blocks.cuh"
-
 #define THREADS KVF_ROW_THREADS
 #define WARPS   KVF_ROW_WARPS
 
@@ -22,14 +20,10 @@ template <typename T>
 static __global__ void start_kernel(const __grid_constant__ kvf_row_start_args a)
 {
     const size_t row = blockIdx.x;
-    const char *from = (const char *)a.embedding + a.ids[row] * a.embedding_bytes;
+    const T *from = (const T *)a.embedding + (size_t)a.ids[row] * a.width;
     float *to = a.hidden + row * a.width;
-    if (a.blocks != GGUF_PLAIN)
-        for (uint32_t i = 8 * threadIdx.x; i < a.width; i += 8 * THREADS)
-            kvf_packed_read(from, a.blocks, i, to + i);
-    else
-        for (uint32_t i = threadIdx.x; i < a.width; i += THREADS)
-            to[i] = kvf_to_float<T>(((const T *)(const void *)from)[i]);
+    for (uint32_t i = threadIdx.x; i < a.width; i += THREADS)
+        to[i] = kvf_to_float<T>(from[i]);
     for (uint32_t i = threadIdx.x; i < a.half; i += THREADS) {
         /* The product is rounded before cosine and sine, as on the host. */
         const float angle = (float)a.position[row] * a.inv_freq[i];

@@ -27,9 +27,7 @@ typedef struct kvf_row_start_args {
     float scaling;            /* of cosine and sine */
     const uint32_t *ids;      /* [rows] */
     const uint32_t *position; /* [rows] */
-    const void *embedding;    /* [vocabulary, embedding_bytes] */
-    size_t embedding_bytes;   /* of a row */
-    uint32_t blocks;          /* gguf_index of what a row consists of; GGUF_PLAIN: of dtype */
+    const void *embedding;    /* [vocabulary, width] */
     const float *inv_freq;    /* [half] */
     float *hidden;            /* [rows, width] out */
     float *cosine;            /* [rows, half] out */

@@ -24,15 +24,12 @@
 
 #include "thin_product.h"
 
-#include "packed_blocks.cuh"
 #include "row_ops.cuh"
 
 #define WARPS_MAX    KVF_ROW_WARPS
 #define PAIRS        8u  /* of outputs of a block */
 #define STEP_INPUTS  32u /* of four lanes with 16 bytes each */
 #define STEPS        4u  /* of a turn */
-#define PACKED_STEPS 2u  /* where weights are blocks */
-#define THREADS      256u
 #define LANE_INPUTS  8u
 #define LINE_INPUTS  64u
 #define TILE_COLUMNS 8u
@@ -45,7 +42,6 @@ typedef struct thin_args {
     thin_kind kind;
     kvf_thin_product product; /* its rows: of one launch */
     uint32_t row;             /* the first of them */
-    uint32_t outputs;
     uint32_t pairs;
     kvf_row_rotate_args heads; /* THIN_ROTATE, THIN_HEADS */
     kvf_row_norm_args norm;    /* THIN_ADD: of the sums, where `arrived` is not NULL */
@@ -54,18 +50,9 @@ typedef struct thin_args {
 } thin_args;
 
 /* Where a row of W begins. */
-typedef struct thin_row {
-    const char *data;
-    uint32_t blocks;
-} thin_row;
-
-static __device__ __forceinline__ thin_row find_row(const kvf_thin_product &m, uint32_t output)
+static __device__ __forceinline__ const char *find_row(const kvf_thin_product &m, uint32_t output)
 {
-    uint32_t part = 0;
-    while (part + 1 < m.part_count && output >= m.parts[part].outputs)
-        output -= m.parts[part++].outputs;
-    return {(const char *)m.parts[part].weight + output * m.parts[part].row_bytes,
-            m.parts[part].blocks};
+    return (const char *)m.weight + (size_t)output * m.inputs * 2;
 }
 
 /* The outputs of a pair. The second one may be beyond the last output. */
@@ -114,40 +101,28 @@ static __device__ __forceinline__ void finish(const thin_args &a, uint32_t row, 
     } else if (a.kind == THIN_ROTATE) {
         store_heads<T>(a, row, p, x, y);
     } else {
-        float *to = (float *)a.y + (size_t)row * a.outputs;
-        if (p.first < a.outputs)
+        float *to = (float *)a.y + (size_t)row * a.product.outputs;
+        if (p.first < a.product.outputs)
             to[p.first] = a.kind == THIN_ADD ? to[p.first] + x : x;
-        if (p.second < a.outputs)
+        if (p.second < a.product.outputs)
             to[p.second] = a.kind == THIN_ADD ? to[p.second] + y : y;
     }
 }
 
 /* Eight weights of a row, or zeros. */
-template <typename T, bool packed>
-static __device__ __forceinline__ uint4 load_piece(const thin_row &row, uint32_t input,
-                                                   uint32_t inputs, bool is_there)
+static __device__ __forceinline__ uint4 load_piece(const char *row, uint32_t input, uint32_t inputs,
+                                                   bool is_there)
 {
-    if (!is_there || input >= inputs)
-        return make_uint4(0, 0, 0, 0);
-    if (!packed || row.blocks == GGUF_PLAIN)
-        return kvf_load_once(row.data + (size_t)input * 2);
-    float wide[LANE_INPUTS];
-    T narrow[LANE_INPUTS];
-    uint4 piece;
-    kvf_packed_read(row.data, row.blocks, input, wide);
-#pragma unroll
-    for (uint32_t i = 0; i < LANE_INPUTS; i++)
-        narrow[i] = kvf_from_float<T>(wide[i]);
-    memcpy(&piece, narrow, sizeof piece);
-    return piece;
+    return is_there && input < inputs ? kvf_load_once(row + (size_t)input * 2)
+                                      : make_uint4(0, 0, 0, 0);
 }
 
 /* A line of a row's turn, to L2; four lanes take the four of a pair. */
-static __device__ __forceinline__ void prefetch_line(const thin_row &row, uint32_t input,
+static __device__ __forceinline__ void prefetch_line(const char *row, uint32_t input,
                                                      uint32_t inputs, bool is_there)
 {
     if (is_there && input < inputs)
-        kvf_prefetch(row.data + (size_t)input * 2);
+        kvf_prefetch(row + (size_t)input * 2);
 }
 
 static __device__ __forceinline__ uint4 load_x(const char *row, uint32_t input, uint32_t inputs,
@@ -189,11 +164,11 @@ static __device__ __forceinline__ void go_on(const thin_args &a)
 }
 
 /* One block per PAIRS pairs. Shared: [warps, 2 x PAIRS, columns] fp32. */
-template <typename T, uint32_t tiles, bool packed>
+template <typename T, uint32_t tiles>
 static __global__ void __launch_bounds__(WARPS_MAX * 32u, 1)
     thin_kernel(const __grid_constant__ thin_args a)
 {
-    constexpr uint32_t columns = tiles * TILE_COLUMNS, steps = packed ? PACKED_STEPS : STEPS;
+    constexpr uint32_t columns = tiles * TILE_COLUMNS;
     const kvf_thin_product &m = a.product;
     kvf_let_next_start();
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
@@ -201,28 +176,27 @@ static __global__ void __launch_bounds__(WARPS_MAX * 32u, 1)
     float(*partial)[2 * PAIRS][columns] = (float(*)[2 * PAIRS][columns])(void *)kvf_shared();
     const uint32_t pair = blockIdx.x * PAIRS + group;
     const thin_pair p = find_pair(a, pair);
-    const bool has_first = pair < a.pairs && p.first < a.outputs;
-    const bool has_second = pair < a.pairs && p.second < a.outputs;
-    const thin_row first = find_row(m, p.first), second = find_row(m, p.second);
+    const bool has_first = pair < a.pairs && p.first < a.product.outputs;
+    const bool has_second = pair < a.pairs && p.second < a.product.outputs;
+    const char *first = find_row(m, p.first), *second = find_row(m, p.second);
     float sum[tiles][4] = {};
-    if (!packed) /* Nobody writes weights: they come while the kernel before this one ends. */
-        prefetch_line(place < 2 ? first : second,
-                      warp * steps * STEP_INPUTS + place % 2 * LINE_INPUTS, m.inputs,
-                      place < 2 ? has_first : has_second);
-    if (a.norm.weight && threadIdx.x == 0 && blockIdx.x * 2 * PAIRS < a.outputs)
+    /* Nobody writes weights: they come while the kernel before this one ends. */
+    prefetch_line(place < 2 ? first : second, warp * STEPS * STEP_INPUTS + place % 2 * LINE_INPUTS,
+                  m.inputs, place < 2 ? has_first : has_second);
+    if (a.norm.weight && threadIdx.x == 0 && blockIdx.x * 2 * PAIRS < a.product.outputs)
         kvf_prefetch(a.norm.weight + blockIdx.x * 2 * PAIRS);
     kvf_wait_for_earlier();
-    for (uint32_t turn = warp; turn * steps * STEP_INPUTS < m.inputs; turn += warps) {
-        const uint32_t input = turn * steps * STEP_INPUTS + place * LANE_INPUTS;
-        uint4 w[steps], v[steps];
+    for (uint32_t turn = warp; turn * STEPS * STEP_INPUTS < m.inputs; turn += warps) {
+        const uint32_t input = turn * STEPS * STEP_INPUTS + place * LANE_INPUTS;
+        uint4 w[STEPS], v[STEPS];
 #pragma unroll
-        for (uint32_t s = 0; s < steps; s++) {
+        for (uint32_t s = 0; s < STEPS; s++) {
             const uint32_t at = input + s * STEP_INPUTS;
-            w[s] = load_piece<T, packed>(first, at, m.inputs, has_first);
-            v[s] = load_piece<T, packed>(second, at, m.inputs, has_second);
+            w[s] = load_piece(first, at, m.inputs, has_first);
+            v[s] = load_piece(second, at, m.inputs, has_second);
         }
 #pragma unroll
-        for (uint32_t s = 0; s < steps; s++)
+        for (uint32_t s = 0; s < STEPS; s++)
 #pragma unroll
             for (uint32_t t = 0; t < tiles; t++) {
                 const uint32_t row = t * TILE_COLUMNS + group;
@@ -251,40 +225,23 @@ static __global__ void __launch_bounds__(WARPS_MAX * 32u, 1)
         go_on<T, tiles>(a);
 }
 
-template <typename T, uint32_t tiles, bool packed>
-static cudaError_t launch(const thin_args &a, void *stream)
+template <typename T, uint32_t tiles> static cudaError_t launch(const thin_args &a, void *stream)
 {
-    const uint32_t turn_inputs = (packed ? PACKED_STEPS : STEPS) * STEP_INPUTS;
+    const uint32_t turn_inputs = STEPS * STEP_INPUTS;
     const uint32_t turns = (a.product.inputs + turn_inputs - 1) / turn_inputs;
     const uint32_t warps = turns < WARPS_MAX && !a.norm.y ? turns : WARPS_MAX;
     const size_t shared = (size_t)warps * 2 * PAIRS * tiles * TILE_COLUMNS * sizeof(float);
-    return kvf_cuda_launch_early<thin_kernel<T, tiles, packed>>(
+    return kvf_cuda_launch_early<thin_kernel<T, tiles>>(
         dim3((a.pairs + PAIRS - 1) / PAIRS), dim3(warps * 32u), shared, (cudaStream_t)stream, a);
 }
 
-template <typename T, bool packed> static cudaError_t launch_rows(const thin_args &a, void *stream)
+template <typename T> static cudaError_t launch_rows(const thin_args &a, void *stream)
 {
     if (a.product.rows <= TILE_COLUMNS)
-        return launch<T, 1, packed>(a, stream);
+        return launch<T, 1>(a, stream);
     if (a.product.rows <= 2 * TILE_COLUMNS)
-        return launch<T, 2, packed>(a, stream);
-    return launch<T, ROWS_MAX / TILE_COLUMNS, packed>(a, stream);
-}
-
-template <typename T> static cudaError_t launch_parts(const thin_args &a, void *stream)
-{
-    bool packed = false;
-    for (uint32_t i = 0; i < a.product.part_count; i++)
-        packed = packed || a.product.parts[i].blocks != GGUF_PLAIN;
-    return packed ? launch_rows<T, true>(a, stream) : launch_rows<T, false>(a, stream);
-}
-
-static uint32_t outputs_of(const kvf_thin_product *product)
-{
-    uint32_t outputs = 0;
-    for (uint32_t i = 0; i < product->part_count; i++)
-        outputs += product->parts[i].outputs;
-    return outputs;
+        return launch<T, 2>(a, stream);
+    return launch<T, ROWS_MAX / TILE_COLUMNS>(a, stream);
 }
 
 static int launch_all(thin_args a, void *stream)
@@ -295,8 +252,8 @@ static int launch_all(thin_args a, void *stream)
         return (int)cudaErrorInvalidValue;
     for (a.row = 0; a.row < all.rows && status == cudaSuccess; a.row += ROWS_MAX) {
         a.product.rows = all.rows - a.row < ROWS_MAX ? all.rows - a.row : ROWS_MAX;
-        status = all.dtype == KVF_BF16 ? launch_parts<kvf_bf16>(a, stream)
-                                       : launch_parts<kvf_half>(a, stream);
+        status = all.dtype == KVF_BF16 ? launch_rows<kvf_bf16>(a, stream)
+                                       : launch_rows<kvf_half>(a, stream);
     }
     return (int)status;
 }
@@ -305,8 +262,7 @@ static thin_args sums_of(const kvf_thin_product *product, float *y, thin_kind ki
 {
     thin_args a = {};
     a.product = *product;
-    a.outputs = outputs_of(product);
-    a.pairs = (a.outputs + 2 * PAIRS - 1) / (2 * PAIRS) * PAIRS;
+    a.pairs = (a.product.outputs + 2 * PAIRS - 1) / (2 * PAIRS) * PAIRS;
     a.y = y;
     a.kind = kind;
     return a;
@@ -326,7 +282,7 @@ extern "C" int kvf_thin_add_norm_cuda(const kvf_thin_product *product, float *y,
     a.norm = *norm;
     a.arrived = arrived;
     if (product->rows > KVF_THIN_NORM_ROWS || norm->rows != product->rows || norm->x != y ||
-        norm->width != a.outputs || norm->dtype != product->dtype)
+        norm->width != a.product.outputs || norm->dtype != product->dtype)
         return (int)cudaErrorInvalidValue;
     return launch_all(a, stream);
 }
@@ -335,8 +291,7 @@ extern "C" int kvf_thin_swiglu_cuda(const kvf_thin_product *product, void *y, vo
 {
     thin_args a = {};
     a.product = *product;
-    a.outputs = outputs_of(product);
-    a.pairs = a.outputs / 2;
+    a.pairs = a.product.outputs / 2;
     a.y = y;
     a.kind = THIN_SWIGLU;
     return launch_all(a, stream);
@@ -349,8 +304,7 @@ extern "C" int kvf_thin_rotate_cuda(const kvf_thin_product *product,
     thin_args a = {};
     a.product = *product;
     a.heads = *heads;
-    a.outputs = outputs_of(product);
-    a.pairs = a.outputs / 2;
+    a.pairs = a.product.outputs / 2;
     a.kind = THIN_ROTATE;
     if (heads->query_norm || heads->key_norm) {
         if (!kvf_thin_norms_heads(heads->head_dim))
@@ -360,33 +314,4 @@ extern "C" int kvf_thin_rotate_cuda(const kvf_thin_product *product,
         a.y = (float *)(uintptr_t)heads->qkv;
     }
     return launch_all(a, stream);
-}
-
-/* ---- blocks as numbers ---- */
-
-/* A thread per eight numbers. */
-template <typename T> static __global__ void widen_kernel(const __grid_constant__ kvf_thin_widen a)
-{
-    const size_t at = ((size_t)blockIdx.x * THREADS + threadIdx.x) * LANE_INPUTS;
-    const size_t row = at / a.inputs;
-    float wide[LANE_INPUTS];
-    if (row >= a.rows)
-        return;
-    kvf_packed_read((const char *)a.part.weight + (a.first + row) * a.part.row_bytes, a.part.blocks,
-                    (uint32_t)(at % a.inputs), wide);
-#pragma unroll
-    for (uint32_t i = 0; i < LANE_INPUTS; i++)
-        ((T *)a.to)[at + i] = kvf_from_float<T>(wide[i]);
-}
-
-extern "C" int kvf_thin_widen_cuda(const kvf_thin_widen *args, void *stream)
-{
-    const size_t pieces = (size_t)args->rows * args->inputs / LANE_INPUTS;
-    const dim3 grid((unsigned)((pieces + THREADS - 1) / THREADS)), block(THREADS);
-    cudaStream_t to = (cudaStream_t)stream;
-    if (args->dtype == KVF_BF16)
-        return (int)kvf_cuda_launch<widen_kernel<kvf_bf16>>(grid, block, 0, to, *args);
-    if (args->dtype == KVF_FP16)
-        return (int)kvf_cuda_launch<widen_kernel<kvf_half>>(grid, block, 0, to, *args);
-    return (int)kvf_cuda_launch<widen_kernel<float>>(grid, block, 0, to, *args);
 }

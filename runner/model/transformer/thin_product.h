@@ -6,8 +6,8 @@
  * Matrix products of a few rows on a GPU, with what a layer does to them: y = x W^T, where reading
  * W once is all that takes time.
  *
- * It knows shapes and pointers, all of device memory. Weights are bf16 or fp16 as x is, or blocks
- * of a GGUF file, whose numbers are rounded to that; sums are fp32. Invariant: a row's bits follow
+ * It knows shapes and pointers, all of device memory. Weights are bf16 or fp16 as x is; sums are
+ * fp32. Invariant: a row's bits follow
  * from its x and W alone, however many rows there are. A launcher enqueues on `stream` (a
  * cudaStream_t), may be recorded, and returns a cudaError_t as int.
  */
@@ -18,24 +18,15 @@
 extern "C" {
 #endif
 
-#define KVF_THIN_PARTS_MAX 3u
 #define KVF_THIN_NORM_ROWS 8u /* with a norm after the product */
 
-/** Some outputs of W. */
-typedef struct kvf_thin_part {
-    const void *weight; /**< [outputs, row_bytes]; 16-byte aligned, or even where it is of blocks */
-    size_t row_bytes;
-    uint32_t blocks; /**< gguf_index of what a row consists of; GGUF_PLAIN: elements of dtype */
-    uint32_t outputs;
-} kvf_thin_part;
-
 typedef struct kvf_thin_product {
-    kvf_dtype dtype; /**< of x, and of what weights are rounded to: bf16 or fp16 */
+    kvf_dtype dtype; /**< of x and W: bf16 or fp16 */
     uint32_t rows;   /**< W is read once for 64 of them */
-    uint32_t inputs; /**< multiple of 8, and of every part's blocks */
-    uint32_t part_count;
-    kvf_thin_part parts[KVF_THIN_PARTS_MAX]; /**< W: their outputs one after the other */
-    const void *x;                           /**< [rows, inputs], 16-byte aligned */
+    uint32_t inputs; /**< multiple of 8 */
+    uint32_t outputs;
+    const void *weight; /**< W [outputs, inputs], 16-byte aligned */
+    const void *x;      /**< [rows, inputs], 16-byte aligned */
 } kvf_thin_product;
 
 /** y = x W^T, or += where @p accumulate. y [rows, outputs] */
@@ -60,18 +51,6 @@ static inline uint32_t kvf_thin_norms_heads(uint32_t head_dim)
  * else not used. @p arrived: a word per head of queries, keys and values, 0 before and after */
 int kvf_thin_rotate_cuda(const kvf_thin_product *product, const kvf_row_rotate_args *heads,
                          uint32_t *arrived, void *stream);
-
-/** Rows first to first + rows - 1 of a part of blocks as numbers. */
-typedef struct kvf_thin_widen {
-    kvf_dtype dtype;
-    uint32_t inputs;
-    uint32_t first;
-    uint32_t rows;
-    kvf_thin_part part;
-    void *to; /**< [rows, inputs] dtype */
-} kvf_thin_widen;
-
-int kvf_thin_widen_cuda(const kvf_thin_widen *args, void *stream);
 
 #ifdef __cplusplus
 }

@@ -71,21 +71,19 @@ static kvf_status cuda_start(const transformer_step *s, const uint32_t *ids,
         memcpy(host, ids, s->rows * sizeof *ids);
         memcpy(host + all, positions, s->rows * sizeof *positions);
     }
-    const kvf_row_start_args args = {
-        .dtype = t->embedding.dtype,
-        .rows = s->rows,
-        .width = t->model.hidden_size,
-        .half = (uint32_t)half,
-        .scaling = t->rope.attention_scaling,
-        .ids = s->draws ? kvf_draw_queue_ids(p->draws) : device,
-        .position = s->draws ? kvf_draw_queue_positions(p->draws) : device + all,
-        .embedding = t->embedding.weight,
-        .embedding_bytes = kvf_linear_row_bytes(&t->embedding),
-        .blocks = t->embedding.blocks ? t->embedding.blocks->index : GGUF_PLAIN,
-        .inv_freq = p->inv_freq,
-        .hidden = transformer_hidden_at(s),
-        .cosine = t->buffers.cosine + row * half,
-        .sine = t->buffers.sine + row * half};
+    const kvf_row_start_args args = {.dtype = t->embedding.dtype,
+                                     .rows = s->rows,
+                                     .width = t->model.hidden_size,
+                                     .half = (uint32_t)half,
+                                     .scaling = t->rope.attention_scaling,
+                                     .ids = s->draws ? kvf_draw_queue_ids(p->draws) : device,
+                                     .position = s->draws ? kvf_draw_queue_positions(p->draws)
+                                                          : device + all,
+                                     .embedding = t->embedding.weight,
+                                     .inv_freq = p->inv_freq,
+                                     .hidden = transformer_hidden_at(s),
+                                     .cosine = t->buffers.cosine + row * half,
+                                     .sine = t->buffers.sine + row * half};
     return launched(kvf_row_start_cuda(&args, kvf_stream_native(s->stream)));
 }
 
@@ -288,7 +286,7 @@ static uint64_t cuda_bytes(const kvf_transformer_options *options, uint32_t thre
     uint32_t *arrived;
     (void)threads;
     return lay_out(options, NULL, &unused, &arrived) + KVF_CUBLAS_WORKSPACE_BYTES +
-           words_bytes(options) + logits_bytes(options) + cuda_panel_bytes(options->model) +
+           words_bytes(options) + logits_bytes(options) +
            kvf_draw_queue_bytes(options->batch_max, options->model->vocab_size);
 }
 
@@ -338,20 +336,15 @@ static void align(uploader *u)
 
 static void upload_matrices(uploader *u, kvf_linear *const *parts, uint32_t count)
 {
-    bool has_blocks = false;
-    for (uint32_t i = 0; i < count; i++)
-        has_blocks = has_blocks || parts[i]->blocks;
     align(u);
-    for (uint32_t i = 0; i < count; i++) {
+    for (uint32_t i = 0; i < count; i++) { /* one after the other, as one matrix */
         kvf_linear *l = parts[i];
-        if (!l->blocks && l->dtype != u->t->model.dtype && u->status == KVF_OK)
+        if (l->dtype != u->t->model.dtype && u->status == KVF_OK)
             u->status = model_fail(u->error, KVF_UNSUPPORTED,
                                    "a matrix of the model has another element type than "
                                    "config.json's dtype; convert the weights to one type, or run "
                                    "with --device host");
         const size_t bytes = l->outputs * kvf_linear_row_bytes(l);
-        if (has_blocks) /* or they lie one after the other, as one matrix */
-            align(u);
         void *to = u->status == KVF_OK ? upload(u, l->weight, bytes) : NULL;
         if (u->device)
             l->weight = to;
@@ -477,12 +470,6 @@ static kvf_status reserve(kvf_transformer *t, kvf_error *error)
                           "%zu bytes for the hidden states of a prompt: %s", bytes,
                           kvf_runtime_error(runtime)->text);
     lay_out(options, p->reservation, &t->buffers, &p->arrived);
-    p->products.panel_bytes = cuda_panel_bytes(&t->model);
-    if (kvf_weights_quantised(options->weights) &&
-        kvf_memory_alloc(runtime, p->products.panel_bytes, &p->products.panel) != KVF_OK)
-        return model_fail(error, KVF_OUT_OF_DEVICE_MEMORY,
-                          "%zu bytes for a panel of quantised weights: %s", p->products.panel_bytes,
-                          kvf_runtime_error(runtime)->text);
     KVF_TRY(pin(runtime, words_bytes(options), "token ids", &p->words, error));
     KVF_TRY(
         kvf_draw_queue_open(runtime, options->batch_max, t->model.vocab_size, &p->draws, error));
@@ -521,7 +508,6 @@ static void cuda_close(kvf_transformer *t)
     kvf_pinned_free(runtime, p->words.host);
     kvf_memory_free(runtime, p->weights);
     kvf_memory_free(runtime, p->reservation);
-    kvf_memory_free(runtime, p->products.panel);
     kvf_memory_free(runtime, p->workspace);
     free(p);
 }

@@ -31,10 +31,7 @@ static void start_task(const void *raw, uint32_t task)
     const char *from =
         (const char *)embedding->weight + b->ids[row] * kvf_linear_row_bytes(embedding);
     float *to = b->hidden + row * hidden;
-    if (embedding->blocks)
-        embedding->blocks->widen(from, hidden / embedding->blocks->numbers, to);
-    else
-        kvf_numbers_widen(from, embedding->dtype, hidden, to);
+    kvf_numbers_widen(from, embedding->dtype, hidden, to);
     kvf_rope_angles(t->rope.inv_freq, half, t->rope.attention_scaling, b->positions[row],
                     b->cosine + row * half, b->sine + row * half);
 }

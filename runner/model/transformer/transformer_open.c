@@ -158,7 +158,6 @@ static kvf_linear bind_linear(binder *b, const char *name, uint32_t outputs, uin
     const kvf_tensor *tensor = bind_tensor(b, name, 2, (uint64_t[]){outputs, inputs});
     if (tensor) {
         linear.weight = tensor->data;
-        linear.blocks = tensor->blocks;
         linear.dtype = tensor->dtype;
     }
     return linear;
@@ -276,7 +275,6 @@ kvf_status kvf_transformer_open(const kvf_transformer_options *options, kvf_tran
     if (options->chunk_max == 0 || options->batch_max == 0)
         return model_fail(error, KVF_INVALID, "chunk_max is %u and batch_max %u; give at least 1",
                           options->chunk_max, options->batch_max);
-    kvf_weights_keep_packed(options->weights);
     kvf_transformer *t = calloc(1, sizeof *t);
     if (!t)
         return model_out_of_memory(error, sizeof *t, "the transformer");
