@@ -12,7 +12,6 @@
  * Invariant: tensors of a kvl_layer are alive, because its buffer is.
  */
 
-#include <kvferry/setting.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -113,10 +112,14 @@ static void clear(gg_buffer *buffer, uint8_t value)
     writing(buffer, NULL, 0, 0).clear(buffer, value);
 }
 
-/* The buffer has its own functions again, and nothing is known of it. */
-static void forget(kvl_plugin *p, kvl_buffer **at)
+/* The buffer goes, and all that is known of it. */
+static void free_buffer(gg_buffer *buffer)
 {
-    kvl_buffer *b = *at;
+    kvl_plugin *p = kvl_the_plugin();
+    pthread_mutex_lock(&p->lock);
+    kvl_buffer **at = &p->buffers, *b;
+    while ((b = *at)->buffer != buffer)
+        at = &b->next;
     *at = b->next;
     for (kvl_cache *c; (c = b->caches); free(c)) {
         kvl_cache_reset(p, c);
@@ -124,18 +127,8 @@ static void forget(kvl_plugin *p, kvl_buffer **at)
     }
     for (kvl_layer *l; (l = b->layers); free(l))
         b->layers = l->next;
-    b->buffer->iface = b->original;
+    buffer->iface = b->original;
     free(b);
-}
-
-static void free_buffer(gg_buffer *buffer)
-{
-    kvl_plugin *p = kvl_the_plugin();
-    pthread_mutex_lock(&p->lock);
-    kvl_buffer **at = &p->buffers;
-    while ((*at)->buffer != buffer)
-        at = &(*at)->next;
-    forget(p, at);
     pthread_mutex_unlock(&p->lock);
     if (buffer->iface.free_buffer)
         buffer->iface.free_buffer(buffer);
@@ -281,23 +274,14 @@ static void add_counts(const kvl_cache *c, kvl_counts *counts)
     counts->hits += (double)s.hits;
     counts->misses += (double)s.misses;
     counts->bytes += (double)s.bytes_to_device;
-    counts->forks += (double)kvl_chains_stats_get(c->chains)->forks;
-    counts->dropped += (double)kvl_chains_stats_get(c->chains)->dropped;
 }
 
 kvl_counts kvl_counts_now(const kvl_plugin *p)
 {
     kvl_counts counts = p->counts;
     for (const kvl_buffer *b = p->buffers; b; b = b->next)
-        for (const kvl_cache *c = b->caches; c; c = c->next) {
+        for (const kvl_cache *c = b->caches; c; c = c->next)
             add_counts(c, &counts);
-            if (!c->chains)
-                continue;
-            const kvl_chains_stats *s = kvl_chains_stats_get(c->chains);
-            counts.chains += s->chains;
-            counts.blocks += s->blocks;
-            counts.blocks_max += s->blocks_max;
-        }
     return counts;
 }
 
@@ -408,14 +392,13 @@ static void say_first(const kvl_cache *c, const kvl_plan *plan)
 {
     const double host = (double)plan->memory.host_bytes, codes = (double)plan->codes;
     const double device = (double)plan->memory.device_bytes, mib = 1048576.0;
-    char pages[32] = "native";
-    if (plan->blocks.cache.pages)
-        kvf_setting_show(kvl_setting_of("pages"), &plan->blocks.cache, pages, sizeof pages);
+    static const char *const pages[] = {
+        [KVF_PAGES_NATIVE] = "native", [KVF_PAGES_K8V8] = "k8v8", [KVF_PAGES_K8V4] = "k8v4"};
     kvl_say("serving %u of %u layers, %u cells of room, host %.0f MiB, device %.0f MiB, budget %u, "
             "pages %s; blocks=%u host=%.0f device=%.0f codes=%.0f own=%.0f",
             c->layers, c->layers, plan->blocks.block_count * KVL_BLOCK, host / mib,
-            (device + codes) / mib, c->budget, pages, plan->blocks.block_count, host, device, codes,
-            (double)plan->own);
+            (device + codes) / mib, c->budget, pages[plan->blocks.cache.pages],
+            plan->blocks.block_count, host, device, codes, (double)plan->own);
 }
 
 kvl_reason kvl_cache_ready(kvl_plugin *p, kvl_layer *layer)
@@ -439,12 +422,4 @@ kvl_reason kvl_cache_ready(kvl_plugin *p, kvl_layer *layer)
     c->refused = status == KVF_INVALID || status == KVF_UNSUPPORTED ? KVL_GEOMETRY : KVL_MEMORY;
     kvl_leave(p, layer, c->refused, 0, error.text);
     return c->refused;
-}
-
-void kvl_close_all(kvl_plugin *p)
-{
-    while (p->buffers)
-        forget(p, &p->buffers);
-    kvf_runtime_close(p->runtime);
-    p->runtime = NULL;
 }

@@ -56,11 +56,6 @@ static const kvf_setting *find(const kvf_setting *(*at)(uint32_t), const char *n
     return s;
 }
 
-const kvf_setting *kvl_setting_of(const char *name)
-{
-    return find(kvf_cache_setting, name);
-}
-
 static int is_taken(const char *name)
 {
     char word[264];
@@ -93,7 +88,7 @@ static int set(kvl_settings *settings, const char *name, char *value, char *erro
         const kvf_setting *row;
         void *config;
     } homes[] = {{find(own_setting, name), settings},
-                 {kvl_setting_of(full), &settings->cache},
+                 {find(kvf_cache_setting, full), &settings->cache},
                  {find(kvf_runtime_setting, full), &settings->runtime}};
     for (size_t i = 0; i < sizeof homes / sizeof *homes; i++) {
         const kvf_setting *s = homes[i].row;

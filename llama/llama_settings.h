@@ -32,7 +32,4 @@ typedef struct kvl_settings {
  *  @return 1; 0 = the error says why */
 int kvl_settings_read(const char *text, kvl_settings *settings, char *error);
 
-/** The library's row of a setting of the cache; NULL if there is none. */
-const kvf_setting *kvl_setting_of(const char *name);
-
 #endif

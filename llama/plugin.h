@@ -34,14 +34,12 @@ typedef enum kvl_reason { KVL_SERVED = -1, KVL_REASONS(KVL_REASON) KVL_REASONS_C
 
 /** What was counted, and what the summary tells of it. */
 typedef struct kvl_counts {
-    double served, stock;          /* (layer, token) pairs of steps */
-    double prompt, prompt_served;  /* likewise, of prompts: llama.cpp's, and ours */
-    double tokens, held;           /* attended, and what a full budget would have; per KV head */
-    double hits, misses, bytes;    /* of the library */
-    double put, verify, wrong;     /* tokens; rows */
-    double worst;                  /* largest difference to the plain loop, relative */
-    double forks, dropped, chains; /* of chains */
-    double blocks, blocks_max;
+    double served, stock;           /* (layer, token) pairs of steps */
+    double prompt, prompt_served;   /* likewise, of prompts: llama.cpp's, and ours */
+    double tokens, held;            /* attended, and what a full budget would have; per KV head */
+    double hits, misses, bytes;     /* of the library */
+    double put, verify, wrong;      /* tokens; rows */
+    double worst;                   /* largest difference of those, relative */
     double left[KVL_REASONS_COUNT]; /* whose sum is stock */
 } kvl_counts;
 
@@ -159,8 +157,6 @@ kvl_reason kvl_cache_ready(kvl_plugin *p, kvl_layer *layer);
 void kvl_cache_reset(kvl_plugin *p, kvl_cache *cache);
 /** Cells of a layer, numbered over all streams, were written. */
 void kvl_layer_wrote(kvl_layer *layer, size_t first, size_t end);
-/** Give ggml's buffers their own functions back, and close everything. */
-void kvl_close_all(kvl_plugin *p);
 /** Counts, with those of open caches. */
 kvl_counts kvl_counts_now(const kvl_plugin *p);
 

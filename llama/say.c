@@ -82,11 +82,9 @@ void kvl_summary(kvl_plugin *p, int end)
     int at = kvf_format(
         text, LINE,
         "attended served=%.0f stock=%.0f share=%.4f prompt=%.0f prompt_served=%.0f tokens=%.0f "
-        "held=%.0f hits=%.0f misses=%.0f bytes=%.0f put=%.0f forks=%.0f dropped=%.0f verify=%.0f "
-        "wrong=%.0f worst=%.4f chains=%.0f blocks=%.0f blocks_max=%.0f",
+        "held=%.0f hits=%.0f misses=%.0f bytes=%.0f put=%.0f verify=%.0f wrong=%.0f worst=%.4f",
         c.served, c.stock, all > 0 ? c.served / all : 1, c.prompt, c.prompt_served, c.tokens,
-        c.held, c.hits, c.misses, c.bytes, c.put, c.forks, c.dropped, c.verify, c.wrong, c.worst,
-        c.chains, c.blocks, c.blocks_max);
+        c.held, c.hits, c.misses, c.bytes, c.put, c.verify, c.wrong, c.worst);
     for (int r = 0; r < KVL_REASONS_COUNT && at < LINE - 40; r++)
         if (c.left[r] > 0)
             at += kvf_format(text + at, (size_t)(LINE - at), " stock.%s=%.0f", reasons[r].key,

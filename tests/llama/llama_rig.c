@@ -54,7 +54,9 @@ gg_registry *rig_load(const char *setting)
 void rig_unload(void)
 {
     kvl_plugin *p = kvl_the_plugin();
-    kvl_close_all(p);
+    assert_null(p->buffers);
+    kvf_runtime_close(p->runtime);
+    p->runtime = NULL;
     p->counts = (kvl_counts){0};
     p->is_loaded = p->no_counts = p->no_hooks = 0;
     p->said = 0;
