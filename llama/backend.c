@@ -139,7 +139,7 @@ static int graph_compute(gg_backend *backend, gg_graph *graph)
 
 /* ---- backend ---- */
 
-/* Of the backend, the device and the registry. */
+/* One name for the backend, the device and the registry. */
 static const char *name(const void *self)
 {
     (void)self;

@@ -48,7 +48,7 @@ static const char *own_path(void)
 static gg_registry *refuse(const char *why)
 {
     kvl_say("not loaded: %s; llama.cpp runs on without it", why);
-    kvl_report("refused %s\n", why);
+    kvl_report("refused %s", why);
     return NULL;
 }
 
@@ -91,7 +91,7 @@ static gg_registry *load(kvl_plugin *p, const void *inside)
     if (!read_settings(getenv("KVFERRY_LLAMA"), &p->settings, why))
         return refuse(why);
     if (p->settings.off) {
-        kvl_report("off\n");
+        kvl_report("off");
         return NULL;
     }
     if (!gg_open(&p->gg, inside, why))
@@ -105,7 +105,7 @@ static gg_registry *load(kvl_plugin *p, const void *inside)
     p->told_at = kvl_now();
     kvl_say("loaded into llama.cpp (ggml %s, backend interface %d)", p->gg.version,
             p->gg.api_version);
-    kvl_report("loaded ggml=%s api=%d\n", p->gg.version, p->gg.api_version);
+    kvl_report("loaded ggml=%s api=%d", p->gg.version, p->gg.api_version);
     return kvl_registry(&p->gg);
 }
 

@@ -37,15 +37,16 @@ void kvl_say(const char *format, ...)
 void kvl_report(const char *format, ...)
 {
     const char *number = getenv("KVFERRY_LLAMA_REPORT");
-    char *end;
+    char line[LINE], *end;
     const long fd = number ? strtol(number, &end, 10) : 0;
     if (fd < 3 || fd > 65535 || *end)
         return;
     unsetenv("KVFERRY_LLAMA_REPORT");
     va_list arguments;
     va_start(arguments, format);
-    vdprintf((int)fd, format, arguments);
+    kvf_vformat(line, sizeof line, format, arguments);
     va_end(arguments);
+    dprintf((int)fd, "%s\n", line);
     close((int)fd);
 }
 

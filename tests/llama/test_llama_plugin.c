@@ -359,7 +359,7 @@ static void contexts_are_apart(void **unused)
     rig_unload();
 }
 
-/* What frees a buffer finds its own functions. */
+/* A buffer that is freed has its own functions again. */
 static void a_buffer_that_goes_has_its_own_functions(void **unused)
 {
     (void)unused;
