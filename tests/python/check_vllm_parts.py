@@ -234,7 +234,8 @@ class Memory(unittest.TestCase):
         a = model.attention
         shape = dict(layers=a.layers, query_heads=a.query_heads, kv_heads=a.kv_heads,
                      head_dim=a.head_dim, dtype="bf16", transfer="mapped", budget_tokens=budget)
-        ahead = estimate.activations(model, 8192 if card > 70 else 2048, requests)
+        ahead = estimate.activations(model, 8192 if card > 70 else 2048, requests) + estimate.graphs(
+            model, estimate.graph_sizes(requests), estimate.layers_of(model))
         left = memory.Card(int(card * GIB), share, int(card * GIB)).left(
             int(card * GIB) - 2 * model.weights, 2 * model.weights, 2 * model.weights, ahead)
         self.assertEqual(left, int(int(card * GIB) * share) - 2 * model.weights - ahead)
@@ -312,9 +313,9 @@ class Memory(unittest.TestCase):
         cases = (("host_memory", LLAMA_8B, dict(card=79.1, host=8 * GIB), {"tokens", "host"}),
                  ("device_memory", LLAMA_8B, dict(card=23.5, own=1 << 20), {"own"}),
                  ("device_memory", LLAMA_8B, dict(card=23.5, own=5_500_000_000), {"own", "tokens"}),
-                 ("device memory", LLAMA_8B, dict(card=18.9), {"tokens", "requests"}),
-                 ("device memory", LLAMA_8B, dict(card=19.0, requests=1024), {"tokens", "requests"}),
-                 ("device memory", LLAMA_8B, dict(card=18.3), {"tokens"}),
+                 ("device memory", LLAMA_8B, dict(card=19.8), {"tokens", "requests"}),
+                 ("device memory", LLAMA_8B, dict(card=19.9, requests=1024), {"tokens", "requests"}),
+                 ("device memory", LLAMA_8B, dict(card=19.2), {"tokens"}),
                  ("device memory", LLAMA_8B, dict(card=12.0), set()))
         for name, config, given, wanted in cases:
             given = {"requests": 256, **given}
@@ -390,7 +391,7 @@ class Memory(unittest.TestCase):
         max_num_seqs ends before memory does."""
         for config, given in ((GPT_OSS, ["--weights", "13GiB"]), (GEMMA3_4B, [])):
             told = self.calculated(config, "--gpu", "24GB", "--host", "64GB", *given)
-            self.assertRegex(told, r"vLLM's blocks \d+\.\d, windows and pages \d+\.\d\n\d+ tokens fit where other layers take no block")
+            self.assertRegex(told, r"vLLM's blocks \d+\.\d, windows, pages \d+\.\d\n\d+ tokens fit where other layers take no block")
             self.assertRegex(told, r"a step of \d+ requests of 4096 tokens brings \d+\.\d [GM]iB, .* at 0%, 50%, 90% hits")
             self.assertNotRegex(told, r"-\d")
         self.assertIn("    256 requests of 1024 tokens, by max_num_seqs\n", self.calculated(
@@ -458,6 +459,16 @@ class Memory(unittest.TestCase):
                              (80, {"intermediate_size": 100, "moe_intermediate_size": 40, "num_experts_per_tok": 4})):
             self.assertEqual(of(**text).widest, widest)
         self.assertEqual(estimate.activations(of(), 10, 3), 10 * (4 * 64 + 3 * 128) * 2 + 3 * 1000 * 14)
+
+    def test_graphs_have_room(self):
+        """For every size two in each layer, and once what the largest computes in; without sizes none."""
+        model = estimate.read(LLAMA_8B)
+        sizes = estimate.graph_sizes(256)
+        self.assertEqual((len(sizes), sizes[:4], sizes[-1]), (51, [1, 2, 4, 8], 512))
+        self.assertEqual(estimate.graph_sizes(3), [1, 2, 4])
+        self.assertEqual(estimate.graphs(model, sizes, estimate.layers_of(model)),
+                         512 * (4 * 4096 + 3 * 14336) * 2 + 2 * 51 * 32 * (256 << 10))
+        self.assertEqual(estimate.graphs(model, [], 32), 0)
 
     def test_layers_with_windows(self):
         """As Transformers reads such configurations: by their kinds, by a pattern, from a layer on, or by the family."""

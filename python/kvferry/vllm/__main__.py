@@ -80,7 +80,8 @@ def main(given: Optional[List[str]] = None) -> None:
     rank, default = estimate.rank_of(model, ranks), defaults_of(gpu, args.gpu_name)
     requests = args.max_num_seqs or default.requests
     weights, ahead = _weights(args, config, model) // ranks, estimate.activations(
-        rank, args.max_num_batched_tokens or default.tokens_of_a_pass, requests)
+        rank, args.max_num_batched_tokens or default.tokens_of_a_pass, requests) + estimate.graphs(
+            rank, estimate.graph_sizes(requests), estimate.layers_of(model))
     tokens = args.max_model_len or model.attention.tokens
     if not tokens:
         raise Invalid("config.json does not say how many tokens a request may have: say --max-model-len")
@@ -90,7 +91,7 @@ def main(given: Optional[List[str]] = None) -> None:
                 request_bytes=rank.vocabulary * estimate.LOGIT_BYTES)
     with Runtime(device="host") as runtime:
         p = plan(runtime, rank.attention, load, said.cache)
-    print("%.1f GiB of %s: weights %.1f, activations %.1f (estimated), %s %.1f, windows and pages %.1f" % (
+    print("%.1f GiB of %s: weights %.1f, activations, graphs about %.1f, %s %.1f, windows, pages %.1f" % (
         gpu * args.gpu_memory_utilization / GIB, "each card" if ranks > 1 else "the card", weights / GIB, ahead / GIB,
         "vLLM's blocks" if rank.attention.windows else "codes", p.code_bytes / GIB, p.there.device_bytes / GIB))
     print("\n".join(lines_of(p)))

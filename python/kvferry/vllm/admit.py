@@ -68,7 +68,9 @@ def admitted(engine: Any, said: options.Options) -> int:
                        ) // engine.stages
             left = Card(engine.card_bytes, engine.share_of_card, engine.card_bytes).left(
                 engine.card_bytes - weights, weights, weights,
-                estimate.activations(model, engine.tokens_of_a_pass, engine.requests, engine.dtype.itemsize))
+                estimate.activations(model, engine.tokens_of_a_pass, engine.requests, engine.dtype.itemsize)
+                + estimate.graphs(model, engine.graph_sizes or (), -(-engine.layers_in_all // engine.stages),
+                                  engine.dtype.itemsize))
         with Runtime(device="host") as runtime:
             host = said.host_memory or options.default_memory(
                 engine.ranks_in_all, engine.number, runtime.describe()["memory"], left is not None)

@@ -7,7 +7,7 @@ import glob
 import math
 import os
 from types import SimpleNamespace
-from typing import Any, Mapping, NamedTuple
+from typing import Any, List, Mapping, NamedTuple, Sequence
 
 from .._errors import Invalid, Unsupported
 from .._planner import Model as Attention, Windows
@@ -21,6 +21,8 @@ DEFAULTS = {"gemma2": {"sliding_window_pattern": 2},
             "gemma3": {"sliding_window_pattern": 6, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
                        "vocab_size": 262208, "sliding_window": 4096, "max_position_embeddings": 131072}}
 LOGIT_BYTES = 14 # of a token that is sampled: in the model's type, and three times in fp32
+GRAPH_BYTES = 256 << 10 # of a layer in a CUDA graph
+GRAPH_KINDS = 2 # that a number of tokens has: whole passes of steps, and passes in pieces
 
 
 class Model(NamedTuple):
@@ -89,6 +91,12 @@ def rank_of(model: Model, ranks: int) -> Model:
     return model._replace(attention=mine, widest=math.ceil(model.widest / ranks), weights=math.ceil(model.weights / ranks))
 
 
+def layers_of(model: Model) -> int:
+    """With windows and without."""
+    windows = model.attention.windows
+    return model.attention.layers + (windows.layers if windows else 0)
+
+
 def size_of_files(folder: str) -> int:
     """Bytes of the weights in a folder, if they are there."""
     return sum(map(os.path.getsize, glob.glob(os.path.join(folder, "*.safetensors"))))
@@ -100,8 +108,28 @@ def activations(model: Model, tokens: int, requests: int, element: int = 2) -> i
     vLLM must know how many blocks there are before it has measured; what lies beside them is divided by
     what was measured.
     """
-    return (tokens * (4 * model.hidden + 3 * model.widest) * element
-            + requests * model.vocabulary * LOGIT_BYTES)
+    return _between(model, tokens, element) + requests * model.vocabulary * LOGIT_BYTES
+
+
+def _between(model: Model, tokens: int, element: int) -> int:
+    """Bytes between products."""
+    return tokens * (4 * model.hidden + 3 * model.widest) * element
+
+
+def graphs(model: Model, sizes: Sequence[int], layers: int, element: int = 2) -> int:
+    """Bytes that CUDA graphs keep, for passes of so many tokens: an estimate likewise.
+
+    vLLM captures them when all memory is divided. Graphs share what they compute in, and logits are not in them.
+    """
+    if not sizes:
+        return 0
+    return _between(model, max(sizes), element) + GRAPH_KINDS * len(sizes) * layers * GRAPH_BYTES
+
+
+def graph_sizes(requests: int) -> List[int]:
+    """Tokens of passes for which vLLM captures graphs, if nothing else is said."""
+    most = min(2 * requests, 512)
+    return [size for size in [1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)] if size <= most]
 
 
 def of_engine(engine: Any) -> Model:

@@ -105,7 +105,7 @@ class Pool:
         if self.runtime.on_cuda:
             rank = _estimate.of_engine(engine)
             asked = asked._replace(
-                left=_left(engine, torch.cuda.memory_allocated(), _estimate.activations(
+                left=_left(engine, torch.cuda.memory_allocated(), _graphs(engine) + _estimate.activations(
                     rank, engine.tokens_of_a_pass, engine.requests)),
                 request_bytes=rank.vocabulary * _estimate.LOGIT_BYTES,
                 rows_max=GPU_LISTS // self._shape["kv_heads"],
@@ -135,7 +135,8 @@ class Pool:
             raise OutOfMemory("num_gpu_blocks_override = %d: so many blocks take %d bytes of host_memory, "
                               "and there are %d; lower it, or give more" % (count, need, limit))
         if self.runtime.on_cuda:
-            asked = self._sums.asked._replace(left=_left(self.engine, torch.cuda.max_memory_allocated()))
+            asked = self._sums.asked._replace(left=_left(
+                self.engine, torch.cuda.max_memory_allocated(), _graphs(self.engine)))
             self._sums = Sums(asked, self._plan)
         own = divide_own(self._sums, count, self.engine.blocks_were_said)
         self.regions = own.regions
@@ -380,6 +381,12 @@ def _left(engine: Engine, held: int, ahead: int = 0) -> int:
     free, total = look()
     card = Card(total, engine.share_of_card, free)
     return card.left(torch.cuda.mem_get_info()[0], torch.cuda.memory_reserved(), held, ahead)
+
+
+def _graphs(engine: Engine) -> int:
+    """Bytes of CUDA graphs, which come when all is open."""
+    return _estimate.graphs(_estimate.of_engine(engine), engine.graph_sizes or (),
+                            -(-engine.layers_in_all // engine.stages))
 
 
 def _runtime(options: _options.Options) -> Runtime:
