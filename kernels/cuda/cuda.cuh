@@ -240,6 +240,15 @@ static __device__ __forceinline__ uint32_t kvf_shared_address(const void *pointe
     return (uint32_t)__cvta_generic_to_shared(pointer);
 }
 
+/* x, which the compiler does not know to be a constant: it keeps it in a register, where it would
+ * otherwise move it to one before every use. */
+static __device__ __forceinline__ uint32_t kvf_kept(uint32_t x)
+{
+    uint32_t lane;
+    asm("mov.u32 %0, %%laneid;" : "=r"(lane));
+    return x + lane / KVF_WARP_LANES;
+}
+
 /* ---- loads, stores, order ---- */
 
 /* 16 bytes that nobody reads again soon: not kept in L1. Works on mapped host memory. */
@@ -307,7 +316,7 @@ static __device__ __forceinline__ uint64_t kvf_device_ns(void)
     return ns;
 }
 
-/* ---- asynchronous copies into shared memory, 16 bytes per thread ---- */
+/* ---- asynchronous copies into shared memory, 16 bytes per thread, or 8 ---- */
 
 /* `bytes` (0 .. 16) are read, the rest of the 16 become zero. */
 static __device__ __forceinline__ void kvf_async_copy16(void *shared, const void *global,
@@ -315,6 +324,25 @@ static __device__ __forceinline__ void kvf_async_copy16(void *shared, const void
 {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(kvf_shared_address(shared)),
                  "l"(global), "r"(bytes)
+                 : "memory");
+}
+
+/* All 16 bytes, or nothing. */
+static __device__ __forceinline__ void kvf_async_copy16_if(bool wanted, void *shared,
+                                                           const void *global)
+{
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.u32 p, %2, 0;\n"
+        "@p cp.async.cg.shared.global [%0], [%1], 16;\n}" ::"r"(kvf_shared_address(shared)),
+        "l"(global), "r"((uint32_t)wanted)
+        : "memory");
+}
+
+/* 8 bytes. */
+static __device__ __forceinline__ void kvf_async_copy8(void *shared, const void *global)
+{
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(kvf_shared_address(shared)),
+                 "l"(global)
                  : "memory");
 }
 

@@ -252,6 +252,11 @@ static inline unsigned __reduce_max_sync(unsigned mask, unsigned value)
 
 /* ---- loads, stores, order ---- */
 
+static inline uint32_t kvf_kept(uint32_t x)
+{
+    return x;
+}
+
 static inline uint4 kvf_load_once(const void *pointer)
 {
     kvf_emu_check_aligned("kvf_load_once", pointer, 16);
@@ -309,7 +314,18 @@ static inline uint64_t kvf_device_ns(void)
 
 static inline void kvf_async_copy16(void *shared, const void *global, uint32_t bytes = 16)
 {
-    kvf_emu_async_copy16(shared, global, bytes);
+    kvf_emu_async_copy(shared, global, bytes, 16);
+}
+
+static inline void kvf_async_copy16_if(bool wanted, void *shared, const void *global)
+{
+    if (wanted)
+        kvf_emu_async_copy(shared, global, 16, 16);
+}
+
+static inline void kvf_async_copy8(void *shared, const void *global)
+{
+    kvf_emu_async_copy(shared, global, 8, 8);
 }
 
 static inline void kvf_async_commit(void)

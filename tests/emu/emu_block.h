@@ -99,7 +99,7 @@ extern uint32_t kvf_emu_fence_word;
 
 /* Each moves its bytes as late as the program allows. Until then the destination in shared memory
  * holds KVF_EMU_POISON. */
-void kvf_emu_async_copy16(void *shared, const void *global, uint32_t bytes);
+void kvf_emu_async_copy(void *shared, const void *global, uint32_t bytes, uint32_t size);
 void kvf_emu_async_commit(void);
 void kvf_emu_async_wait(uint32_t groups);
 

@@ -15,7 +15,8 @@
 
 /* ---- lists ---- */
 
-KVF_EMU_QUIET static void push(kvf_emu_copies *list, void *to, const void *from, uint32_t bytes)
+KVF_EMU_QUIET static void push(kvf_emu_copies *list, void *to, const void *from, uint32_t bytes,
+                               uint32_t size)
 {
     if (list->count == list->capacity) {
         list->capacity = list->capacity != 0 ? list->capacity * 2 : 16;
@@ -23,7 +24,7 @@ KVF_EMU_QUIET static void push(kvf_emu_copies *list, void *to, const void *from,
         if (list->items == NULL)
             abort();
     }
-    list->items[list->count++] = kvf_emu_copy{to, from, bytes, list->group};
+    list->items[list->count++] = kvf_emu_copy{to, from, bytes, size, list->group};
 }
 
 /* Copies at the head of the list that belong to groups before the last `groups` that were closed.
@@ -48,19 +49,20 @@ KVF_EMU_QUIET static kvf_emu_thread *current(kvf_emu_machine *m)
     return &m->threads[m->current];
 }
 
-/* ---- 16 bytes per thread ---- */
+/* ---- 16 or 8 bytes per thread ---- */
 
-void kvf_emu_async_copy16(void *shared, const void *global, uint32_t bytes)
+void kvf_emu_async_copy(void *shared, const void *global, uint32_t bytes, uint32_t size)
 {
+    const char *name = size == 16 ? "kvf_async_copy16" : "kvf_async_copy8";
     kvf_emu_machine *m = kvf_emu_machine_get();
-    kvf_emu_check_shared("kvf_async_copy16", shared, 16, 16);
-    kvf_emu_check_aligned("kvf_async_copy16", global, 16);
+    kvf_emu_check_shared(name, shared, size, size);
+    kvf_emu_check_aligned(name, global, size);
     if (bytes != 0)
-        kvf_emu_check_global("kvf_async_copy16", global);
-    if (bytes > 16)
-        kvf_emu_fail("kvf_async_copy16 of %u bytes", bytes);
-    kvf_emu_poison(shared, 16);
-    push(&m->threads[m->current].async, shared, global, bytes);
+        kvf_emu_check_global(name, global);
+    if (bytes > size)
+        kvf_emu_fail("%s of %u bytes", name, bytes);
+    kvf_emu_poison(shared, size);
+    push(&m->threads[m->current].async, shared, global, bytes, size);
 }
 
 KVF_EMU_QUIET void kvf_emu_async_commit(void)
@@ -74,7 +76,7 @@ static void arrive_async(kvf_emu_copies *list, uint32_t n)
         const kvf_emu_copy c = list->items[i];
         if (c.bytes != 0)
             memcpy(c.to, c.from, c.bytes);
-        memset((char *)c.to + c.bytes, 0, 16 - c.bytes);
+        memset((char *)c.to + c.bytes, 0, c.size - c.bytes);
     }
     drop(list, n);
 }

@@ -31,7 +31,8 @@ enum { KVF_EMU_WARPS_MAX = 32 };
 struct kvf_emu_copy {
     void *to;
     const void *from;
-    uint32_t bytes;
+    uint32_t bytes; /* of `size`, the rest of which become zeros */
+    uint32_t size;
     uint32_t group;
 };
 

@@ -9,24 +9,28 @@
 
 #include "test_emu.h"
 
-/* ---- 16 bytes per thread ---- */
+/* ---- 16 or 8 bytes per thread ---- */
 
 struct copied {
-    uint32_t before, uncommitted, after_one, second_then, after_all, filled;
+    uint32_t before, uncommitted, after_one, second_then, after_all, filled, unwanted, half;
 };
 
 static __global__ void copy16(const uint32_t *x, copied *out)
 {
-    char *s = kvf_shared() + threadIdx.x * 48;
+    char *s = kvf_shared() + threadIdx.x * 80;
     const uint32_t *words = (const uint32_t *)s, *from = x + threadIdx.x * 8;
     copied *o = out + threadIdx.x;
-    memset(s, 0, 48);
+    memset(s, 0, 80);
     kvf_async_copy16(s, from);
     o->uncommitted = words[0];
     kvf_async_commit();
     o->before = words[0];
     kvf_async_copy16(s + 16, from + 4);
     kvf_async_copy16(s + 32, from, 4);
+    kvf_async_copy16_if(false, s + 48, nullptr);
+    kvf_async_copy16_if(true, s + 48, from);
+    kvf_async_copy16_if(false, s + 48, from + 4);
+    kvf_async_copy8(s + 64, from + 2);
     kvf_async_commit();
     kvf_async_wait<1>();
     o->after_one = words[3];
@@ -34,6 +38,8 @@ static __global__ void copy16(const uint32_t *x, copied *out)
     kvf_async_wait<0>();
     o->after_all = words[7];
     o->filled = words[8] + words[9] + words[11];
+    o->unwanted = words[15];
+    o->half = words[17] + words[18];
 }
 
 static void test_async(void)
@@ -43,11 +49,12 @@ static void test_async(void)
     for (uint32_t i = 0; i < threads * 8; i++)
         x[i] = i + 1;
     std::vector<copied> out(threads);
-    LAUNCH(copy16, 1, threads, threads * 48, NULL, (const uint32_t *)x, out.data());
+    LAUNCH(copy16, 1, threads, threads * 80, NULL, (const uint32_t *)x, out.data());
     for (uint32_t t = 0; t < threads; t++) {
         CHECK(out[t].uncommitted == poison && out[t].before == poison);
         CHECK(out[t].after_one == t * 8 + 4 && out[t].second_then == poison);
         CHECK(out[t].after_all == t * 8 + 8 && out[t].filled == t * 8 + 1);
+        CHECK(out[t].unwanted == t * 8 + 4 && out[t].half == t * 8 + 4);
     }
 }
 
