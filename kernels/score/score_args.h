@@ -290,7 +290,7 @@ KVF_INLINE kvf_code_group kvf_score_codes_physical_group(const kvf_score_codes_a
                                                          uint32_t list, uint32_t block,
                                                          uint32_t token)
 {
-    const uint32_t head = list % a->physical_codes.kv_heads, t = token % a->block_size / 32 * 32;
+    const uint32_t head = list % a->physical_codes.kv_heads, t = token & (a->block_size - 32);
     kvf_code_group group;
     group.words =
         kvf_physical_words(&a->physical_codes, a->head_dim, a->block_size, block, head, t);

@@ -106,39 +106,40 @@ static __device__ void prepare_queries(const kvf_score_codes_args &a, uint4 *to,
 }
 
 /* The levels that the low four nibbles of `codes` name, which are below 4. */
-static __device__ __forceinline__ uint32_t look_up(uint32_t codes)
+static __device__ __forceinline__ uint32_t look_up(uint32_t codes, uint32_t table)
 {
 #if defined(__CUDA_ARCH__)
     uint32_t levels;
-    asm("prmt.b32 %0, %1, 0, %2;" : "=r"(levels) : "r"(LEVELS), "r"(codes));
+    asm("prmt.b32 %0, %1, 0, %2;" : "=r"(levels) : "r"(table), "r"(codes));
     return levels;
 #else
-    return __byte_perm(LEVELS, 0, codes);
+    return __byte_perm(table, 0, codes);
 #endif
 }
 
 /* Levels of a word: of channels 0 8 1 9, 2 10 3 11, 4 12 5 13 and 6 14 7 15. */
-static __device__ __forceinline__ void unpack(uint32_t word, uint32_t level[4])
+static __device__ __forceinline__ void unpack(uint32_t word, uint32_t table, uint32_t level[4])
 {
     const uint32_t low = word & 0x33333333u, high = word >> 2 & 0x33333333u;
-    level[0] = look_up(low);
-    level[1] = look_up(low >> 16);
-    level[2] = look_up(high);
-    level[3] = look_up(high >> 16);
+    level[0] = look_up(low, table);
+    level[1] = look_up(low >> 16, table);
+    level[2] = look_up(high, table);
+    level[3] = look_up(high >> 16, table);
 }
 
 /* sum[pair][head block] += levels of four tokens, two in each pair, times queries, which lie
  * `stride` apart. */
 template <uint32_t HEAD_BLOCKS>
 static __device__ __forceinline__ void multiply(int32_t sum[2][HEAD_BLOCKS][4], uint4 words,
-                                                const uint4 *queries, uint32_t stride)
+                                                uint32_t table, const uint4 *queries,
+                                                uint32_t stride)
 {
     const uint32_t word[4] = {words.x, words.y, words.z, words.w};
 #pragma unroll
     for (uint32_t pair = 0; pair < 2; pair++) {
         uint32_t x[4], y[4];
-        unpack(word[2 * pair], x);
-        unpack(word[2 * pair + 1], y);
+        unpack(word[2 * pair], table, x);
+        unpack(word[2 * pair + 1], table, y);
         const uint32_t near[4] = {x[0], y[0], x[1], y[1]}, far[4] = {x[2], y[2], x[3], y[3]};
 #pragma unroll
         for (uint32_t h = 0; h < HEAD_BLOCKS; h++) {
@@ -302,18 +303,20 @@ static __device__ __forceinline__ uint32_t swizzle(uint32_t piece)
     return (piece ^ (piece >> 3 & 1) << 1) * (uint32_t)sizeof(uint4);
 }
 
-/* Ask for the words of a group, or make them zeros without a look at memory. */
+/* Ask for the words of a group, if it counts. Else `to` keeps what it has, which does no harm:
+ * every nibble names a level, and no token of the group has a weight. */
 template <uint32_t SPANS>
 static __device__ __forceinline__ void copy_words(char *to, const char *words, uint32_t head_dim,
                                                   bool counts)
 {
+    constexpr uint32_t span = KVF_WARP_LANES * sizeof(uint4);
     const uint32_t lane = threadIdx.x % KVF_WARP_LANES;
     to += swizzle(lane);
+    words += lane * sizeof(uint4);
 #pragma unroll
     for (uint32_t i = 0; i < SPANS; i++)
-        if (i * KVF_WARP_LANES + lane < head_dim / 2)
-            kvf_async_copy16(to + i * KVF_WARP_LANES * sizeof(uint4),
-                             words + (i * KVF_WARP_LANES + lane) * sizeof(uint4), counts ? 16 : 0);
+        kvf_async_copy16_if(counts && i * KVF_WARP_LANES + lane < head_dim / 2, to + i * span,
+                            words + i * span);
 }
 
 /* Where word 4 * span + lane % 4 of the tokens lane / 4 * 4 .. + 3 is; any word of theirs where
@@ -394,7 +397,7 @@ score_codes_groups(const kvf_score_codes_args &a, const tile &t, const columns &
 {
     const uint32_t list = list_of(a, columns, 0);
     const uint32_t warp = threadIdx.x / KVF_WARP_LANES, lane = threadIdx.x % KVF_WARP_LANES;
-    const uint32_t groups = kvf_div_ceil_u32(t.tokens, KVF_CODE_TOKENS);
+    const uint32_t groups = kvf_div_ceil_u32(t.tokens, KVF_CODE_TOKENS), table = kvf_kept(LEVELS);
     begin_groups<SPANS>(a, t, list, groups, slots);
     prepare_queries(a, (uint4 *)queries, columns, SPANS, HEAD_BLOCKS);
     __syncthreads();
@@ -409,7 +412,8 @@ score_codes_groups(const kvf_score_codes_args &a, const tile &t, const columns &
         int32_t sum[2][HEAD_BLOCKS][4] = {};
 #pragma unroll
         for (uint32_t s = 0; s < SPANS; s++)
-            multiply<HEAD_BLOCKS>(sum, x[s], queries + s * HEAD_BLOCKS * KVF_WARP_LANES + lane,
+            multiply<HEAD_BLOCKS>(sum, x[s], table,
+                                  queries + s * HEAD_BLOCKS * KVF_WARP_LANES + lane,
                                   KVF_WARP_LANES);
         store_logits<HEAD_BLOCKS, CAPPED>(a, t, list, logits, i, scales, sum);
     }
@@ -445,63 +449,64 @@ template <bool PAIRED> static __device__ __forceinline__ uint32_t lane_group(uin
     return PAIRED ? step * 2 + threadIdx.x % 4 / 2 : step;
 }
 
-/* Skipped tokens of the warp's code groups, and where their codes are: all loads at once. */
-static __device__ __forceinline__ void find_groups(const kvf_score_codes_args &a, const tile &t,
-                                                   const uint32_t *blocks, const uint64_t *bits,
-                                                   const char *codes, own *o,
-                                                   kvf_code_group group[OWN])
+/* The k-th code group of the warp, as lanes k, k + OWN and so on know it. */
+struct found_group {
+    uint64_t words, scales; /* addresses */
+    uint32_t skip;          /* bit t: token t does not count, or is not there */
+};
+
+/* The groups of the warp, whose first is o->first: all loads at once, and each address by one
+ * lane. */
+static __device__ __forceinline__ found_group find_groups(const kvf_score_codes_args &a,
+                                                          const tile &t, const uint32_t *blocks,
+                                                          const uint64_t *bits, const char *codes,
+                                                          own *o)
 {
-    const uint32_t shift = a.block_size == 64 ? 1 : 0, index = t.first / KVF_CODE_TOKENS + o->first;
-    const uint32_t *words = (const uint32_t *)(const void *)bits;
-    uint32_t block[OWN];
+    const uint32_t k = o->first + threadIdx.x % OWN, index = t.first / KVF_CODE_TOKENS + k;
+    const uint32_t shift = a.block_size == 64 ? 1 : 0, token = index * KVF_CODE_TOKENS;
+    const bool is_there = k * KVF_CODE_TOKENS < t.tokens;
+    const uint32_t block = is_there ? blocks[index >> shift] : 0;
+    const uint32_t skip =
+        is_there ? ((const uint32_t *)(const void *)bits)[index << (1 - shift)] : 0xffffffffu;
+    const kvf_code_group group =
+        a.physical ? kvf_score_codes_physical_group(&a, t.codes, block, token)
+                   : kvf_group_of_block(codes, block, a.head_dim, a.block_size, token);
+    const found_group g = {(uint64_t)(size_t)group.words, (uint64_t)(size_t)group.scales,
+                           skip | past_end(t, k)};
 #pragma unroll
-    for (uint32_t k = 0; k < OWN; k++) {
-        const bool is_there = (o->first + k) * KVF_CODE_TOKENS < t.tokens;
-        block[k] = is_there ? blocks[(index + k) >> shift] : 0;
-        o->skips[k] = is_there ? words[(index + k) << (1 - shift)] : 0xffffffffu;
-    }
-    if (t.tokens < KVF_SCORE_CODES_TOKENS)
-        for (uint32_t k = 0; k < OWN; k++)
-            o->skips[k] |= past_end(t, o->first + k);
-    if (a.physical) {
-#pragma unroll
-        for (uint32_t k = 0; k < OWN; k++)
-            group[k] = kvf_score_codes_physical_group(&a, t.codes, block[k],
-                                                      (index + k) * KVF_CODE_TOKENS);
-        return;
-    }
-#pragma unroll
-    for (uint32_t k = 0; k < OWN; k++)
-        group[k] = kvf_group_of_block(codes, block[k], a.head_dim, a.block_size,
-                                      (index + k) * KVF_CODE_TOKENS);
+    for (uint32_t i = 0; i < OWN; i++)
+        o->skips[i] = __shfl_sync(KVF_FULL_WARP, g.skip, (int)i);
+    return g;
 }
 
-/* Ask for the words of the warp's code groups, and load scales of the lane's tokens: zeros without
- * a look at memory where there is no group, or where none of its tokens counts if `is_alone`. */
+/* The address that lane k has, in all lanes. */
+static __device__ __forceinline__ const char *address_of(uint64_t address, uint32_t k)
+{
+    return (const char *)(size_t)__shfl_sync(KVF_FULL_WARP, address, (int)k);
+}
+
+/* Ask for the words of the warp's code groups, and load scales of the lane's tokens: without a look
+ * at memory where there is no group, or where none of its tokens counts if `is_alone`: scales are
+ * zeros then. */
 template <uint32_t SPANS, bool PAIRED>
 static __device__ __forceinline__ void begin_tile(const kvf_score_codes_args &a, const own &o,
-                                                  const kvf_code_group group[OWN], bool is_alone,
+                                                  const found_group &g, bool is_alone,
                                                   uint32_t left, uint2 scales[])
 {
     const uint32_t lane = threadIdx.x % KVF_WARP_LANES;
-    bool counts[OWN];
-#pragma unroll
-    for (uint32_t k = 0; k < OWN; k++)
-        counts[k] = k < left && (!is_alone || o.skips[k] != 0xffffffffu);
+    const uint32_t counts = __ballot_sync(KVF_FULL_WARP, lane < kvf_min_u32(left, OWN) &&
+                                                             (!is_alone || g.skip != 0xffffffffu));
 #pragma unroll
     for (uint32_t i = 0; i < steps<PAIRED>::count; i++) {
-        const uint32_t k = i * steps<PAIRED>::groups;
-        const bool is_last = lane_group<PAIRED>(i) != k;
-        const char *first = group[k].scales, *last = group[k + PAIRED].scales;
-        const bool first_counts = counts[k], last_counts = counts[k + PAIRED];
-        scales[i] = make_uint2(0, 0);
-        if (is_last ? last_counts : first_counts)
-            scales[i] = ((const uint2 *)(const void *)(is_last ? last : first))[lane / 4];
+        const uint32_t k = lane_group<PAIRED>(i);
+        const uint2 *from = (const uint2 *)(const void *)address_of(g.scales, k);
+        scales[i] = counts >> k & 1 ? from[lane / 4] : make_uint2(0, 0);
     }
 #pragma unroll
     for (uint32_t k = 0; k < OWN; k++) {
-        copy_words<SPANS>(o.slots + k * SPANS * KVF_WARP_LANES * sizeof(uint4), group[k].words,
-                          a.head_dim, counts[k]);
+        const char *from = address_of(g.words, k);
+        copy_words<SPANS>(o.slots + k * SPANS * KVF_WARP_LANES * sizeof(uint4), from, a.head_dim,
+                          counts >> k & 1);
         if ((k + 1) % steps<PAIRED>::groups == 0)
             kvf_async_commit();
     }
@@ -565,14 +570,14 @@ template <bool PAIRED> struct lane_skips {
 
 /* sum = products of the warp's k-th code group, which is there, with the lane's part of B. */
 template <uint32_t SPANS>
-static __device__ __forceinline__ void multiply_group(int32_t sum[2][1][4], const char *slots,
-                                                      uint32_t k, const uint32_t place[SPANS],
-                                                      const uint4 queries[SPANS])
+static __device__ __forceinline__ void
+multiply_group(int32_t sum[2][1][4], const char *slots, uint32_t k, uint32_t table,
+               const uint32_t place[SPANS], const uint4 queries[SPANS])
 {
     const char *at = slots + k * SPANS * KVF_WARP_LANES * sizeof(uint4);
 #pragma unroll
     for (uint32_t s = 0; s < SPANS; s++)
-        multiply<1>(sum, *(const uint4 *)(at + place[s]), &queries[s], 1);
+        multiply<1>(sum, *(const uint4 *)(at + place[s]), table, &queries[s], 1);
 }
 
 /* The lane's part of queries: of B, and scales of its columns. */
@@ -647,6 +652,7 @@ static __device__ __forceinline__ void
 hold_logits(const kvf_score_codes_args &a, const own &o, const held_queries<SPANS, PAIRED> &q,
             const uint2 scales[], const lane_skips<PAIRED> &skips, float s[][2][4], float top[2])
 {
+    const uint32_t table = kvf_kept(LEVELS);
     uint32_t place[SPANS];
     top[0] = top[1] = -INFINITY;
 #pragma unroll
@@ -663,7 +669,8 @@ hold_logits(const kvf_score_codes_args &a, const own &o, const held_queries<SPAN
         kvf_async_commit();
 #pragma unroll
         for (uint32_t k = 0; k < steps<PAIRED>::groups; k++)
-            multiply_group<SPANS>(sum, o.slots, i * steps<PAIRED>::groups + k, place, q.part[k]);
+            multiply_group<SPANS>(sum, o.slots, i * steps<PAIRED>::groups + k, table, place,
+                                  q.part[k]);
         hold_step<PAIRED>(s[i], sum, scales[i], q.scale, skips, o, i, top);
     }
     top[0] = lanes_max<PAIRED>(top[0]);
@@ -808,17 +815,17 @@ static __global__ void __launch_bounds__(HELD_WARPS *KVF_WARP_LANES,
     const uint32_t *blocks = kvf_score_codes_blocks(&a, list);
     const uint64_t *bits = a.bits[list];
     const char *codes = a.physical ? nullptr : (const char *)a.codes[list];
-    if (!find_tile(a, list, PAIRED, &t, &sharers))
+    /* There are always bits. Without the question they would be asked for after the length. */
+    if (!find_tile(a, list, PAIRED, &t, &sharers) | !bits)
         return;
     float *parts = (float *)kvf_shared();
     own o = {};
-    kvf_code_group group[OWN];
     uint2 scales[steps<PAIRED>::count];
     const uint32_t groups = kvf_div_ceil_u32(t.tokens, KVF_CODE_TOKENS);
     o.first = threadIdx.x / KVF_WARP_LANES * OWN;
     o.slots =
         (char *)(parts + 2 * HEADS * HELD_WARPS) + o.first * SPANS * KVF_WARP_LANES * sizeof(uint4);
-    find_groups(a, t, blocks, bits, codes, &o, group);
+    const found_group group = find_groups(a, t, blocks, bits, codes, &o);
     const uint32_t left = groups > o.first ? groups - o.first : 0;
     if constexpr (PAIRED) {
         const columns both = {list, 1};
