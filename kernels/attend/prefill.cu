@@ -12,7 +12,7 @@
  * (32) through three slots of shared memory: while one is in use two are on their way. Softmax is
  * online in fp32, in powers of two; weights are rounded to the element type before they multiply
  * values, sums of weights are not. The result of a row does not depend on the other rows of its
- * tile.
+ * tile. Pages of a tile are looked up a tile ahead, once for RUN keys.
  *
  * Bound: matrix products, 4 * head_dim operations per visible (row, key). A tile of 128 rows and 64
  * keys at head_dim 128 is 1024 products of 16x8x16 (4096 operations each), 8192 exponentials and 32
@@ -28,8 +28,10 @@
 #include "cuda_kernels.h"
 #include "plain.cuh"
 
-#define WARPS 4u
-#define SLOTS 3u
+#define WARPS   4u
+#define THREADS (WARPS * KVF_WARP_LANES)
+#define SLOTS   3u
+#define RUN     32u /* keys that lie side by side, where pages have as many */
 
 /* The tile of one head_dim. */
 template <uint32_t D> struct plan {
@@ -38,6 +40,9 @@ template <uint32_t D> struct plan {
     static const uint32_t parts = D > 128 ? 1 : 2; /* of 16 rows, in a warp */
     static const uint32_t warp_rows = 16 * parts;
     static const uint32_t slot_bytes = keys * kvf_tile<D>::stride;
+    static const uint32_t runs = keys / RUN;
+    static_assert(keys % RUN == 0, "a tile has whole runs");
+    static const uint32_t table_bytes = (SLOTS * runs * sizeof(char *) + 15) / 16 * 16;
 };
 
 /* The rows of one block. */
@@ -143,22 +148,91 @@ static __device__ __forceinline__ void round_queries(char *to, const kvf_prefill
     }
 }
 
-/* Keys first .. first + plan::keys - 1, or their values; zeros after the last key of the tile. */
+/* Rows of keys, or of their values, in pieces of 16 bytes. */
+template <uint32_t D, bool Values> struct piece {
+    static const uint32_t each = Values ? kvf_tile<D>::value_dim / 8 : kvf_tile<D>::pieces;
+    static const uint32_t first = Values ? 2 * D : 0; /* byte of a token */
+};
+
+/* Rows of a run that so many threads copy at once, a column each: a power of two. */
+template <uint32_t EACH, uint32_t COUNT> struct rows_at_once {
+    static const uint32_t fit = COUNT / EACH;
+    static_assert(fit > 0, "a row at least");
+    static const uint32_t count = fit >= RUN  ? RUN
+                                  : fit >= 16 ? 16
+                                  : fit >= 8  ? 8
+                                  : fit >= 4  ? 4
+                                  : fit >= 2  ? 2
+                                              : 1;
+};
+
+/* Ask for the pages of a tile's runs; runs after its last key have none. */
 template <uint32_t D>
-static __device__ __forceinline__ void load_tile(char *to, const kvf_prefill_kernel_args *a,
-                                                 const query_tile *t, uint32_t first, size_t values)
+static __device__ __forceinline__ void
+ask_pages(const void **pages, const kvf_prefill_kernel_args *a, const query_tile *t, uint32_t first)
 {
+    const uint32_t key = first + threadIdx.x * RUN, shift = kvf_page_shift(a->shape.page_size);
+    if (threadIdx.x < plan<D>::runs && key < t->keys)
+        kvf_async_copy8(pages + threadIdx.x, a->blocks + ((first_key(a) + key) >> shift));
+}
+
+/* Keys first .. first + plan::keys - 1, or their values; zeros after the last key of the tile. A
+ * page is looked up for every 16 bytes. */
+template <uint32_t D, bool Values>
+static __device__ __forceinline__ void load_keys(char *to, const kvf_prefill_kernel_args *a,
+                                                 const query_tile *t, uint32_t first)
+{
+    constexpr uint32_t each = piece<D, Values>::each;
     const uint32_t left = t->keys - first, at = first_key(a) + first;
-    const uint32_t pieces = values ? kvf_tile<D>::value_dim / 8 : kvf_tile<D>::pieces;
-#pragma unroll 4
-    for (uint32_t i = threadIdx.x; i < plan<D>::keys * pieces; i += blockDim.x) {
-        const uint32_t row = i / pieces, column = i % pieces;
+#pragma unroll 1
+    for (uint32_t i = threadIdx.x; i < plan<D>::keys * each; i += blockDim.x) {
+        const uint32_t row = i / each, column = i % each;
         const bool exists = row < left;
         const char *from = (const char *)a->q;
         if (exists)
-            from = key_row(a, t->head, at + row, kvf_tile<D>::token_bytes) + values + column * 16;
+            from = key_row(a, t->head, at + row, kvf_tile<D>::token_bytes) +
+                   piece<D, Values>::first + column * 16;
         kvf_async_copy16(to + row * kvf_tile<D>::stride + column * 16, from, exists ? 16 : 0);
     }
+}
+
+/* The same where all keys are there, by a block of Threads: a thread has one column, and addresses
+ * of a run are a step apart. `pages` are those that ask_pages() asked for. */
+template <uint32_t D, bool Values, uint32_t Threads>
+static __device__ __forceinline__ void load_runs(char *to, const kvf_prefill_kernel_args *a,
+                                                 const query_tile *t, uint32_t first,
+                                                 const void *const *pages)
+{
+    constexpr uint32_t each = piece<D, Values>::each, rows = rows_at_once<each, Threads>::count;
+    constexpr uint32_t token = kvf_tile<D>::token_bytes, stride = kvf_tile<D>::stride;
+    const uint32_t row = threadIdx.x / each, column = threadIdx.x % each;
+    const uint32_t size = a->shape.page_size;
+    if (row >= rows)
+        return;
+    to += row * stride + column * 16;
+#pragma unroll
+    for (uint32_t r = 0; r < plan<D>::keys; r += RUN) {
+        const uint32_t at = t->head * size + ((first + r) & (size - 1)) + row;
+        const char *from = (const char *)pages[r / RUN] + (size_t)at * token +
+                           (piece<D, Values>::first + column * 16);
+#pragma unroll
+        for (uint32_t i = 0; i < RUN; i += rows)
+            kvf_async_copy16(to + (r + i) * stride, from + i * token);
+    }
+}
+
+template <uint32_t D, bool Values>
+static __device__ __forceinline__ void load_tile(char *to, const kvf_prefill_kernel_args *a,
+                                                 const query_tile *t, uint32_t first,
+                                                 const void *const *pages)
+{
+    const bool are_runs = a->shape.page_size >= RUN && t->keys - first >= plan<D>::keys;
+    if (are_runs && blockDim.x == THREADS)
+        load_runs<D, Values, THREADS>(to, a, t, first, pages);
+    else if (are_runs && blockDim.x == THREADS / 2)
+        load_runs<D, Values, THREADS / 2>(to, a, t, first, pages);
+    else
+        load_keys<D, Values>(to, a, t, first);
 }
 
 /* A warp's part of its rows; part m, side s: row 16 m + 8 s + lane / 4. */
@@ -384,9 +458,18 @@ store_rows(warp_state<D> *w, char *rows, const kvf_prefill_kernel_args *a, const
     }
 }
 
-static __device__ __forceinline__ uint32_t next_slot(uint32_t slot)
+/* The tile that comes after the one from `first` on. */
+template <uint32_t D, bool Windowed>
+static __device__ __forceinline__ uint32_t next_tile(const query_tile *t, uint32_t first)
 {
-    return slot + 1 == SLOTS ? 0 : slot + 1;
+    const uint32_t next = first + plan<D>::keys;
+    return Windowed ? seen_tile(t, next, plan<D>::keys) : next;
+}
+
+/* The slot that comes `more` after one, of which there are fewer than SLOTS. */
+static __device__ __forceinline__ uint32_t slot_after(uint32_t slot, uint32_t more)
+{
+    return slot + more < SLOTS ? slot + more : slot + more - SLOTS;
 }
 
 /* q [tokens, kv_heads, group, D], out [.., value_dim], blocks [pages] -> [kv_heads] pages, lse
@@ -398,36 +481,46 @@ static __device__ __forceinline__ void do_tiles(const kvf_prefill_kernel_args &a
     const uint32_t lane = threadIdx.x % KVF_WARP_LANES, warp = threadIdx.x / KVF_WARP_LANES;
     const uint32_t block_rows = blockDim.x / KVF_WARP_LANES * plan<D>::warp_rows;
     const query_tile t = tile_of(&a, block_rows);
-    const size_t values = 2 * D;
     const float unit = a.scale * KVF_CUDA_LOG2E;
     const uint32_t begin = Windowed ? seen_tile(&t, 0, plan<D>::keys) : 0;
     const uint32_t first_row = warp * plan<D>::warp_rows;
     const bool idle = first_row >= t.rows;
     char *slots = kvf_shared();
-    char *queries = slots + SLOTS * plan<D>::slot_bytes;
+    /* For each slot: pages of the tile whose keys are there, or come there next. */
+    const void **tables = (const void **)(slots + SLOTS * plan<D>::slot_bytes);
+    char *queries = (char *)tables + plan<D>::table_bytes;
     char *own = queries + first_row * kvf_tile<D>::stride;
     warp_state<D> w;
     if (t.rows == 0)
         return;
+    ask_pages<D>(tables, &a, &t, begin);
+    kvf_async_commit();
     begin_rows<D>(&w, &a, &t, idle ? 0 : first_row, lane);
     if (Wide && a.q_dtype == KVF_FP32)
         round_queries<T, D>(queries, &a, &t, block_rows);
     else
         load_queries<D>(queries, &a, &t, block_rows);
-    load_tile<D>(slots, &a, &t, begin, 0);
     kvf_async_commit();
-    load_tile<D>(slots + plan<D>::slot_bytes, &a, &t, begin, values);
+    kvf_async_wait<1>();
+    __syncthreads(); /* the first pages are known */
+    load_tile<D, false>(slots, &a, &t, begin, tables);
+    ask_pages<D>(tables + 2 * plan<D>::runs, &a, &t, next_tile<D, Windowed>(&t, begin));
     kvf_async_commit();
-    uint32_t used = 0, filled = 2;
+    load_tile<D, true>(slots + plan<D>::slot_bytes, &a, &t, begin, tables);
+    kvf_async_commit();
+    uint32_t used = 0;
     for (uint32_t first = begin, next; first < t.keys; first = next) {
         const bool visible = !idle && first <= w.last_limit;
-        next = first + plan<D>::keys;
-        if (Windowed)
-            next = seen_tile(&t, next, plan<D>::keys);
+        next = next_tile<D, Windowed>(&t, first);
         kvf_async_wait<1>();
-        __syncthreads(); /* keys are here, and nobody needs the values before them */
-        if (next < t.keys)
-            load_tile<D>(slots + filled * plan<D>::slot_bytes, &a, &t, next, 0);
+        __syncthreads(); /* keys and the next pages are here; nobody needs the values before them */
+        if (next < t.keys) {
+            const uint32_t filled = slot_after(used, 2);
+            load_tile<D, false>(slots + filled * plan<D>::slot_bytes, &a, &t, next,
+                                tables + filled * plan<D>::runs);
+            ask_pages<D>(tables + slot_after(used, 1) * plan<D>::runs, &a, &t,
+                         next_tile<D, Windowed>(&t, next));
+        }
         kvf_async_commit();
         if (visible) {
             tile_logits<T, D>(&w, own, slots + used * plan<D>::slot_bytes, first, unit, lane);
@@ -441,24 +534,23 @@ static __device__ __forceinline__ void do_tiles(const kvf_prefill_kernel_args &a
                 soften<D>(&w, m, 1);
             }
         }
-        used = next_slot(used);
-        filled = next_slot(filled);
+        used = slot_after(used, 1);
         kvf_async_wait<1>();
         __syncthreads(); /* values are here, and nobody needs the keys */
         if (next < t.keys)
-            load_tile<D>(slots + filled * plan<D>::slot_bytes, &a, &t, next, values);
+            load_tile<D, true>(slots + slot_after(used, 2) * plan<D>::slot_bytes, &a, &t, next,
+                               tables + slot_after(used, 1) * plan<D>::runs);
         kvf_async_commit();
         if (visible)
             add_values<T, D>(&w, slots + used * plan<D>::slot_bytes, lane);
-        used = next_slot(used);
-        filled = next_slot(filled);
+        used = slot_after(used, 1);
     }
     if (!idle)
         store_rows<T, D, Wide>(&w, own, &a, &t, first_row, lane);
 }
 
 template <typename T, uint32_t D, bool Windowed>
-static __global__ void __launch_bounds__(WARPS *KVF_WARP_LANES)
+static __global__ void __launch_bounds__(THREADS)
     prefill_tiles(const __grid_constant__ kvf_prefill_kernel_args a)
 {
     do_tiles<T, D, Windowed, false, false>(a);
@@ -466,7 +558,7 @@ static __global__ void __launch_bounds__(WARPS *KVF_WARP_LANES)
 
 /* With a cap, and a window or none. */
 template <typename T, uint32_t D>
-static __global__ void __launch_bounds__(WARPS *KVF_WARP_LANES)
+static __global__ void __launch_bounds__(THREADS)
     prefill_capped(const __grid_constant__ kvf_prefill_kernel_args a)
 {
     do_tiles<T, D, true, true, false>(a);
@@ -474,7 +566,7 @@ static __global__ void __launch_bounds__(WARPS *KVF_WARP_LANES)
 
 /* For callers that want fp32. */
 template <typename T, uint32_t D>
-static __global__ void __launch_bounds__(WARPS *KVF_WARP_LANES)
+static __global__ void __launch_bounds__(THREADS)
     prefill_wide(const __grid_constant__ kvf_prefill_kernel_args a)
 {
     do_tiles<T, D, true, true, true>(a);
@@ -490,8 +582,8 @@ static cudaError_t launch_tiles(const kvf_prefill_kernel_args *a, cudaStream_t s
         kvf_div_ceil_u32(rows, WARPS * plan<D>::warp_rows) * a->kv_heads * chunks < 128)
         warps = WARPS / 2;
     const uint32_t block_rows = warps * plan<D>::warp_rows;
-    const size_t shared =
-        (size_t)SLOTS * plan<D>::slot_bytes + (size_t)block_rows * kvf_tile<D>::stride;
+    const size_t shared = (size_t)SLOTS * plan<D>::slot_bytes + plan<D>::table_bytes +
+                          (size_t)block_rows * kvf_tile<D>::stride;
     const dim3 grid(kvf_div_ceil_u32(rows, block_rows), a->kv_heads, chunks);
     const dim3 block(warps * KVF_WARP_LANES);
     if (a->out_dtype == KVF_FP32)

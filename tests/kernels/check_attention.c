@@ -469,7 +469,7 @@ static void prefill_case(check *c, const kvf_prefill_kernel_args *given, check_d
     if (!check_begin(c))
         return;
     a.shape = check_values(c, &given->shape);
-    a.kv_heads = 1 + check_below(c, 2);
+    a.kv_heads = given->kv_heads ? given->kv_heads : 1 + check_below(c, 2);
     a.scale = 1.0f / sqrtf((float)shape->head_dim);
     a.cap = check_cap(c);
     a.q_dtype = a.out_dtype = shape->dtype;
@@ -552,6 +552,18 @@ void check_prefill(check *c)
         a.window = windows[i % 7];
         a.sink = sinks[i / 5 % 6];
         prefill_case(c, &a, i % 4 ? DATA_NORMAL : (check_data)(i / 4 % DATA_COUNT));
+    }
+    /* So many heads that a GPU has blocks of four warps: whole tiles of keys, and a part of one. */
+    for (uint32_t i = 0; i < 3; i++) {
+        const bool is_windowed = i == 1;
+        kvf_prefill_kernel_args a = {.shape = {is_windowed ? KVF_FP16 : KVF_BF16, 64 * (i + 1),
+                                               is_windowed ? 32 : 64, KVF_PAGES_NATIVE, 0},
+                                     .kv_heads = 64,
+                                     .group = 8,
+                                     .tokens = i == 2 ? 9 : 17,
+                                     .base = is_windowed ? 200 : 75,
+                                     .window = is_windowed ? 66 : 0};
+        prefill_case(c, &a, DATA_NORMAL);
     }
 }
 
