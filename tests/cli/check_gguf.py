@@ -258,8 +258,8 @@ def check_refused(folder, model):
     for name, change, says in (
             ("another model", {"general.architecture": "mamba"}, "mamba"),
             ("another tokenizer", {"tokenizer.ggml.pre": "other"}, "other"),
-            ("another kind of tokenizer", {"tokenizer.ggml.model": "t5"}, "SentencePiece"),
-            ("a tokenizer without scores", {"tokenizer.ggml.model": "llama"}, "tokenizer.ggml.scores"),
+            ("another kind of tokenizer", {"tokenizer.ggml.model": "t5"}, "kvferry-llama"),
+            ("SentencePiece's", {"tokenizer.ggml.model": "llama"}, "kvferry-llama"),
             ("another RoPE", {"llama.rope.scaling.type": "longrope"}, "longrope"),
             ("no template", {"tokenizer.chat_template": 3}, "chat_template")):
         path = write(folder, "model.gguf", model.file(**change)[0])

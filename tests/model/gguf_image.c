@@ -85,14 +85,6 @@ void gguf_image_i32s(gguf_image *image, const char *key, const int32_t *numbers,
     put(&image->fields, numbers, (size_t)count * sizeof *numbers);
 }
 
-void gguf_image_f32s(gguf_image *image, const char *key, const float *numbers, uint64_t count)
-{
-    begin_field(image, key, KIND_ARRAY);
-    put_u32(&image->fields, KIND_F32);
-    put_u64(&image->fields, count);
-    put(&image->fields, numbers, (size_t)count * sizeof *numbers);
-}
-
 /* Zeros up to a multiple of the alignment. */
 static void pad(const gguf_image *image, kvf_text *text)
 {

@@ -31,7 +31,6 @@ void gguf_image_text(gguf_image *image, const char *key, const char *value);
 void gguf_image_raw(gguf_image *image, const char *key, uint32_t kind, const void *bytes,
                     size_t size);
 void gguf_image_texts(gguf_image *image, const char *key, const char *const *texts, uint64_t count);
-void gguf_image_f32s(gguf_image *image, const char *key, const float *numbers, uint64_t count);
 void gguf_image_i32s(gguf_image *image, const char *key, const int32_t *numbers, uint64_t count);
 
 /** @param shape  [rank] row-major, as weights have it */

@@ -134,9 +134,6 @@ QWEN2 = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
 UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 TEKKEN = (r"[^\r\n\p{L}\p{N}]?" + UPPER + "*" + LOWER + r"+|[^\r\n\p{L}\p{N}]?" + UPPER + "+" + LOWER
           + r"*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+")
-SUFFIX = CONTRACTIONS.rstrip("|") + "?"
-O200K = (TEKKEN.replace(LOWER + "+|", LOWER + "+" + SUFFIX + "|")
-         .replace(LOWER + r"*|\p{N}|", LOWER + "*" + SUFFIX + r"|\p{N}{1,3}|"))
 
 
 def byte_level(pattern):
@@ -207,16 +204,6 @@ def tekken(corpus):
     return edited(tokenizer, lambda data: data["model"].update(ignore_merges=True))
 
 
-def o200k(corpus):
-    """As gpt-oss has it."""
-    tokenizer = train_bpe(byte_level(O200K), corpus)
-    tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
-    tokenizer.add_special_tokens(special("<|startoftext|>", "<|endoftext|>", "<|return|>",
-                                         "<|channel|>", "<|start|>", "<|end|>", "<|message|>",
-                                         "<|call|>"))
-    return edited(tokenizer, lambda data: None)
-
-
 def gpt2(corpus):
     """Every option of ByteLevel and of added tokens that the three above do not use."""
     tokenizer = train_bpe(pre_tokenizers.ByteLevel(add_prefix_space=True, use_regex=True), corpus,
@@ -232,74 +219,6 @@ def gpt2(corpus):
                                      rstrip=True),
                           AddedToken("...", normalized=True), AddedToken("....", normalized=True)])
     return edited(tokenizer, lambda data: None)
-
-
-SPACE = "\u2581"
-SPACES = normalizers.Replace(" ", SPACE)
-
-
-def sentence_piece(corpus, front, added=()):
-    """BPE by characters, bytes where a character is no token; merges from scores, as a model of
-    SentencePiece is converted. @front: whether every piece begins with a mark, for merges."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always" if front else "never")
-    trainer = trainers.BpeTrainer(vocab_size=1000, limit_alphabet=300, show_progress=False,
-                                  special_tokens=["<unk>", "<s>", "</s>"])
-    tokenizer.train_from_iterator(corpus, trainer)
-    tokenizer.add_tokens(list(added))
-
-    def edit(data):
-        model = data["model"]
-        names = sorted(model["vocab"], key=model["vocab"].get)
-        names[3:3] = ["<0x%02X>" % byte for byte in range(256)]
-        ids = {name: i for i, name in enumerate(names)}
-        pairs = [(ids[t], t[:i], t[i:]) for t in names[259:] for i in range(1, len(t))
-                 if t[:i] in ids and t[i:] in ids]
-        model.update(vocab=ids, merges=[pair[1:] for pair in sorted(pairs, key=lambda pair: pair[0])],
-                     byte_fallback=True, fuse_unk=True, unk_token="<unk>")
-        for token in data["added_tokens"]:
-            token["id"] += 256 if token["id"] > 2 else 0
-        data["decoder"] = {"type": "Sequence", "decoders": [
-            {"type": "Replace", "pattern": {"String": SPACE}, "content": " "},
-            {"type": "ByteFallback"}, {"type": "Fuse"}] + [
-                {"type": "Strip", "content": " ", "start": 1, "stop": 0}] * front}
-        data["post_processor"] = {
-            "type": "TemplateProcessing", "pair": [{"Sequence": {"id": "A", "type_id": 0}}],
-            "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
-            "special_tokens": {"<s>": {"id": "<s>", "ids": [1], "tokens": ["<s>"]}}}
-    return edited(tokenizer, edit)[1]
-
-
-def finished(data, normalizer, pre_tokenizer):
-    tokenizer = Tokenizer.from_str(json.dumps(data))
-    if normalizer:
-        tokenizer.normalizer = normalizer
-    tokenizer.pre_tokenizer = pre_tokenizer
-    return edited(tokenizer, lambda data: None)
-
-
-def llama2(corpus):
-    data = sentence_piece(corpus, True, [AddedToken("NAME", normalized=False)])
-    return finished(data, normalizers.Sequence([normalizers.Prepend(SPACE), SPACES]), None)
-
-
-def mistral(corpus):
-    data = sentence_piece(corpus, True, special("[INST]", "[/INST]"))
-    return finished(data, None, pre_tokenizers.Metaspace(prepend_scheme="first", split=False))
-
-
-def gemma(corpus):
-    data = sentence_piece(corpus, False, [AddedToken(t, normalized=False)
-                                          for t in ("\n\n", SPACE * 2, SPACE * 3)])
-    return finished(data, SPACES, pre_tokenizers.Split(" ", "merged_with_previous"))
-
-
-def metaspace(corpus):
-    """Cut at marks and after every full stop."""
-    data = sentence_piece(corpus, True)
-    return finished(data, normalizers.NFC(), pre_tokenizers.Sequence([
-        pre_tokenizers.Metaspace(prepend_scheme="always"),
-        pre_tokenizers.Split(".", "merged_with_previous")]))
 
 
 def word_level(pre_tokenizer, corpus):
@@ -319,9 +238,8 @@ def words_split(corpus):
     return word_level(pre_tokenizers.WhitespaceSplit(), corpus)
 
 
-FAMILIES = {"llama3": llama3, "qwen2": qwen2, "tekken": tekken, "o200k": o200k, "gpt2": gpt2, "words": words,
-            "words_split": words_split, "llama2": llama2, "mistral": mistral, "gemma": gemma,
-            "metaspace": metaspace}
+FAMILIES = {"llama3": llama3, "qwen2": qwen2, "tekken": tekken, "gpt2": gpt2, "words": words,
+            "words_split": words_split}
 
 
 def make_corpus(ranges):

@@ -148,9 +148,8 @@ static void matches_golden(const char *name)
 
 static void ids_are_those_of_hf(void **state)
 {
-    static const char *const names[] = {"llama3",    "qwen2",  "tekken",     "o200k",
-                                        "gpt2",      "llama2", "mistral",    "gemma",
-                                        "metaspace", "words",  "words_split"};
+    static const char *const names[] = {"llama3", "qwen2", "tekken",
+                                        "gpt2",   "words", "words_split"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         matches_golden(names[i]);
 }
@@ -179,7 +178,7 @@ static void round_trips(void **state)
    them whole characters. */
 static void streams_whole_characters(void **state)
 {
-    static const char *const names[] = {"llama3", "qwen2", "gpt2", "words", "llama2", "gemma"};
+    static const char *const names[] = {"llama3", "qwen2", "gpt2", "words"};
     uint64_t random = 42;
     for (size_t n = 0; n < sizeof names / sizeof *names; n++) {
         kvf_tokenizer *tokenizer = open_golden(names[n]);
@@ -253,30 +252,26 @@ static void replaces_broken_characters(void **state)
 
 /* ---- other promises ---- */
 
-/* A text that goes on from another gets nothing in front, where a text gets a space or its mark;
-   but after a special token it does. */
+/* A text that goes on from another gets nothing in front, where a text gets a space; but after a
+   special token it does. */
 static void goes_on(void **state)
 {
-    static const char *const names[] = {"llama2", "mistral", "metaspace", "gpt2"};
-    for (size_t n = 0; n < 4; n++) {
-        kvf_tokenizer *tokenizer = open_golden(names[n]);
-        kvf_token_ids whole = {0}, more = {0};
-        kvf_error error;
-        assert_int_equal(kvf_tokenizer_encode(tokenizer, "x", 1, false, &whole, &error), KVF_OK);
-        assert_string_not_equal(kvf_tokenizer_token(tokenizer, whole.ids[0]), "x");
-        assert_int_equal(kvf_tokenizer_encode_more(tokenizer, "x", 1, &more, &error), KVF_OK);
-        assert_int_equal(more.count, 1);
-        assert_string_equal(kvf_tokenizer_token(tokenizer, more.ids[0]), "x");
-        whole.count = more.count = 0;
-        assert_int_equal(kvf_tokenizer_encode(tokenizer, "</s>x y", 7, false, &whole, &error),
-                         KVF_OK);
-        assert_int_equal(kvf_tokenizer_encode_more(tokenizer, "</s>x y", 7, &more, &error), KVF_OK);
-        assert_int_equal(whole.count, more.count);
-        assert_memory_equal(whole.ids, more.ids, more.count * sizeof *more.ids);
-        kvf_token_ids_free(&whole);
-        kvf_token_ids_free(&more);
-        kvf_tokenizer_close(tokenizer);
-    }
+    kvf_tokenizer *tokenizer = open_golden("gpt2");
+    kvf_token_ids whole = {0}, more = {0};
+    kvf_error error;
+    assert_int_equal(kvf_tokenizer_encode(tokenizer, "x", 1, false, &whole, &error), KVF_OK);
+    assert_string_not_equal(kvf_tokenizer_token(tokenizer, whole.ids[0]), "x");
+    assert_int_equal(kvf_tokenizer_encode_more(tokenizer, "x", 1, &more, &error), KVF_OK);
+    assert_int_equal(more.count, 1);
+    assert_string_equal(kvf_tokenizer_token(tokenizer, more.ids[0]), "x");
+    whole.count = more.count = 0;
+    assert_int_equal(kvf_tokenizer_encode(tokenizer, "</s>x y", 7, false, &whole, &error), KVF_OK);
+    assert_int_equal(kvf_tokenizer_encode_more(tokenizer, "</s>x y", 7, &more, &error), KVF_OK);
+    assert_int_equal(whole.count, more.count);
+    assert_memory_equal(whole.ids, more.ids, more.count * sizeof *more.ids);
+    kvf_token_ids_free(&whole);
+    kvf_token_ids_free(&more);
+    kvf_tokenizer_close(tokenizer);
 }
 
 static void answers_questions(void **state)
@@ -348,7 +343,7 @@ static void long_words_are_not_quadratic(void **state)
 /* Whichever allocation fails, there is a message and nothing is left. */
 static void survives_failing_allocation(void **state)
 {
-    static const char *const names[] = {"llama3", "gpt2", "words", "llama2", "metaspace"};
+    static const char *const names[] = {"llama3", "gpt2", "words"};
     static const char text[] = "<s> e\xcc\x81"
                                "cole NAME <mask> 123 hello  world\n\n<|eot_id|> 'tis";
     for (size_t n = 0; n < sizeof names / sizeof *names; n++) {

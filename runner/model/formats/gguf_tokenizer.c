@@ -5,14 +5,13 @@
 #include "gguf_parts.h"
 
 #include <inttypes.h>
-#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
 #define TOKENS "tokenizer.ggml.tokens"
 
 /* Kinds of tokens that are never made of others. */
-enum { KIND_UNKNOWN = 2, KIND_CONTROL = 3, KIND_USER_DEFINED = 4 };
+enum { KIND_CONTROL = 3, KIND_USER_DEFINED = 4 };
 
 /* ---- how text is cut ---- */
 
@@ -27,20 +26,13 @@ enum { KIND_UNKNOWN = 2, KIND_CONTROL = 3, KIND_USER_DEFINED = 4 };
 #define TEKKEN_WORDS                                                                               \
     "[^\\r\\n\\p{L}\\p{N}]?" UPPER "*" LOWER "+|[^\\r\\n\\p{L}\\p{N}]?" UPPER "+" LOWER "*|"       \
     "\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
-#define CONTRACTIONS "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
-#define O200K_WORDS                                                                                \
-    "[^\\r\\n\\p{L}\\p{N}]?" UPPER "*" LOWER "+" CONTRACTIONS "|[^\\r\\n\\p{L}\\p{N}]?" UPPER      \
-    "+" LOWER "*" CONTRACTIONS                                                                     \
-    "|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
-
 /* A pipeline by the file's name for it, tokenizer.ggml.pre. */
 typedef struct pipeline {
     const char *pre;
     const char *split;   /* an expression that isolates its matches, or NULL */
     bool has_gpt2_words; /* then GPT-2's own expression follows */
     bool nfc, ignore_merges;
-    bool adds_bos;          /* where the file does not say */
-    bool is_sentence_piece; /* characters, merged by scores */
+    bool adds_bos; /* where the file does not say */
 } pipeline;
 
 #define LLAMA3(name)                                                                               \
@@ -69,19 +61,13 @@ static const pipeline pipelines[] = {
     {.pre = "kormo", .split = QWEN2_WORDS},
     {.pre = "megrez", .split = QWEN2_WORDS},
     {.pre = "tekken", .split = TEKKEN_WORDS, .ignore_merges = true, .adds_bos = true},
-    {.pre = "gpt-4o", .split = O200K_WORDS},
     DIGITS("smollm"),
-    DIGITS("refact"),
     DIGITS("minerva-7b"),
     GPT2("gpt-2"),
-    GPT2("phi-2"),
     GPT2("a.x-4.0"),
     GPT2("mellum"),
     GPT2("trillion"),
 };
-
-/* For the model "llama", which has no name for it. */
-static const pipeline sentence_piece = {.adds_bos = true, .is_sentence_piece = true};
 
 #define PIPELINES (sizeof pipelines / sizeof *pipelines)
 
@@ -89,13 +75,11 @@ static const pipeline *find_pipeline(gguf_writer *w)
 {
     static const char model[] = "tokenizer.ggml.model", pre[] = "tokenizer.ggml.pre";
     const gguf_string *kind = gguf_text(w, model), *name = gguf_text(w, pre);
-    if (kind && gguf_string_is(*kind, "llama"))
-        return &sentence_piece;
     if (!kind || !gguf_string_is(*kind, "gpt2"))
         gguf_refuse(
             w, model,
-            "\"gpt2\" (byte-level BPE) and \"llama\" (SentencePiece's BPE) are supported, use "
-            "another model or give --token-ids");
+            "\"gpt2\" (byte-level BPE) is supported; give --token-ids, or use llama.cpp with "
+            "kvferry-llama");
     char fix[256] = "supported are ";
     for (size_t i = 0; i < PIPELINES; i++) {
         if (name && gguf_string_is(*name, pipelines[i].pre))
@@ -133,7 +117,7 @@ static gguf_string token_of(gguf_writer *w, uint64_t id)
     return token;
 }
 
-static void put_added(gguf_writer *w, const pipeline *p, const gguf_value *tokens)
+static void put_added(gguf_writer *w, const gguf_value *tokens)
 {
     const gguf_value *kinds = gguf_array(w, "tokenizer.ggml.token_type", GGUF_I32);
     const char *comma = "";
@@ -146,8 +130,7 @@ static void put_added(gguf_writer *w, const pipeline *p, const gguf_value *token
     for (uint64_t i = 0; i < tokens->count && w->status == KVF_OK; i++) {
         const gguf_string token = gguf_element(tokens, &token_at).as.string;
         const int64_t kind = gguf_element(kinds, &kind_at).as.integer;
-        const bool is_unknown = kind == KIND_UNKNOWN && p->is_sentence_piece;
-        if (kind != KIND_CONTROL && kind != KIND_USER_DEFINED && !is_unknown)
+        if (kind != KIND_CONTROL && kind != KIND_USER_DEFINED)
             continue;
         gguf_put(w, "%s{\"id\":%" PRIu64 ",\"content\":", comma, i);
         gguf_put_string(w, token);
@@ -182,28 +165,6 @@ static void put_model(gguf_writer *w, const pipeline *p, const gguf_value *token
     for (uint64_t i = 0; i < merges->count && w->status == KVF_OK; i++) {
         gguf_put_string(w, gguf_element(merges, &at).as.string);
         gguf_put(w, "%s", i + 1 < merges->count ? "," : "");
-    }
-    gguf_put(w, "]}");
-}
-
-/* Scores in the place of merges, which bpe.c knows. */
-static void put_scored_model(gguf_writer *w, const gguf_value *tokens)
-{
-    static const char key[] = "tokenizer.ggml.scores";
-    const gguf_value *scores = gguf_array(w, key, GGUF_F32);
-    if (scores && scores->count != tokens->count)
-        gguf_reject(w, key, "as long as " TOKENS);
-    if (w->status != KVF_OK)
-        return;
-    gguf_put(w, ",\"model\":{\"type\":\"BPE\",\"byte_fallback\":true,");
-    put_vocabulary(w, tokens);
-    gguf_put(w, ",\"scores\":[");
-    const char *at = scores->as.elements;
-    for (uint64_t i = 0; i < scores->count && w->status == KVF_OK; i++) {
-        const double score = gguf_element(scores, &at).as.real;
-        if (!isfinite(score))
-            gguf_reject(w, key, "finite numbers");
-        gguf_put(w, "%.9g%s", score, i + 1 < scores->count ? "," : "");
     }
     gguf_put(w, "]}");
 }
@@ -247,24 +208,6 @@ static void put_frame(gguf_writer *w, const pipeline *p)
     gguf_put(w, ",\"%s\":{\"ids\":[%" PRIu64 "]}}}", eos, end);
 }
 
-#define SPACE_MARK "\\u2581"
-
-/* A mark for every space, and one in front of each text between special tokens, if the file does
- * not say otherwise; and back. */
-static void put_spaces(gguf_writer *w)
-{
-    const bool prepends = gguf_flag(w, "tokenizer.ggml.add_space_prefix", true);
-    gguf_put(w, ",\"normalizer\":{\"type\":\"Sequence\",\"normalizers\":[");
-    if (prepends)
-        gguf_put(w, "{\"type\":\"Prepend\",\"prepend\":\"" SPACE_MARK "\"},");
-    gguf_put(w,
-             "{\"type\":\"Replace\",\"pattern\":{\"String\":\" \"},\"content\":\"" SPACE_MARK
-             "\"}]},\"decoder\":{\"type\":\"Sequence\",\"decoders\":[{\"type\":\"Replace\","
-             "\"pattern\":{\"String\":\"" SPACE_MARK "\"},\"content\":\" \"},"
-             "{\"type\":\"ByteFallback\"},{\"type\":\"Fuse\"}%s]}",
-             prepends ? ",{\"type\":\"Strip\",\"content\":\" \",\"start\":1,\"stop\":0}" : "");
-}
-
 void gguf_write_tokenizer(gguf_writer *w)
 {
     const pipeline *p = find_pipeline(w);
@@ -273,17 +216,12 @@ void gguf_write_tokenizer(gguf_writer *w)
         return;
     gguf_put(w, "{\"version\":\"1.0\"");
     put_frame(w, p);
-    put_added(w, p, tokens);
-    if (p->is_sentence_piece) {
-        put_spaces(w);
-        put_scored_model(w, tokens);
-    } else {
-        gguf_put(w, ",\"decoder\":{\"type\":\"ByteLevel\"}");
-        if (p->nfc)
-            gguf_put(w, ",\"normalizer\":{\"type\":\"NFC\"}");
-        put_split(w, p);
-        put_model(w, p, tokens);
-    }
+    put_added(w, tokens);
+    gguf_put(w, ",\"decoder\":{\"type\":\"ByteLevel\"}");
+    if (p->nfc)
+        gguf_put(w, ",\"normalizer\":{\"type\":\"NFC\"}");
+    put_split(w, p);
+    put_model(w, p, tokens);
     gguf_put(w, "}");
 }
 

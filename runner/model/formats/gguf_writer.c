@@ -110,10 +110,7 @@ const gguf_value *gguf_array(gguf_writer *w, const char *key, gguf_kind inner)
     const gguf_value *value = gguf_find(w->file, key);
     if (value && value->kind == GGUF_ARRAY && value->inner == inner)
         return value;
-    gguf_reject(w, key,
-                inner == GGUF_STRING ? "an array of texts"
-                : inner == GGUF_F32  ? "an array of F32"
-                                     : "an array of I32");
+    gguf_reject(w, key, inner == GGUF_STRING ? "an array of texts" : "an array of I32");
     return NULL;
 }
 

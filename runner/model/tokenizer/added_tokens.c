@@ -80,12 +80,11 @@ static int compare_patterns(const void *a, const void *b)
 }
 
 static kvf_status add_pattern(added_patterns *patterns, const added_token *token, uint32_t index,
-                              const text_normalizer *normalizer, kvf_error *error)
+                              bool nfc, kvf_error *error)
 {
     kvf_text text = {0};
-    kvf_status status =
-        normalizer ? normalizer_append(normalizer, false, token->text, token->size, &text, error)
-                   : kvf_text_append(&text, token->text, token->size, error);
+    kvf_status status = nfc ? nfc_append(token->text, token->size, &text, error)
+                            : kvf_text_append(&text, token->text, token->size, error);
     if (status != KVF_OK) {
         kvf_text_free(&text);
         return status;
@@ -96,8 +95,7 @@ static kvf_status add_pattern(added_patterns *patterns, const added_token *token
     return KVF_OK;
 }
 
-static kvf_status make_patterns(added_tokens *self, bool normalized,
-                                const text_normalizer *normalizer, kvf_error *error)
+static kvf_status make_patterns(added_tokens *self, bool normalized, bool nfc, kvf_error *error)
 {
     added_patterns *patterns = normalized ? &self->normalized : &self->raw;
     patterns->list = model_alloc_zero(self->count, sizeof *patterns->list);
@@ -106,7 +104,7 @@ static kvf_status make_patterns(added_tokens *self, bool normalized,
     for (uint32_t i = 0; i < self->count; i++) {
         if (self->list[i].normalized != normalized)
             continue;
-        KVF_TRY(add_pattern(patterns, &self->list[i], i, normalized ? normalizer : NULL, error));
+        KVF_TRY(add_pattern(patterns, &self->list[i], i, normalized && nfc, error));
     }
     if (patterns->count != 0)
         qsort(patterns->list, patterns->count, sizeof *patterns->list, compare_patterns);
@@ -119,13 +117,12 @@ static kvf_status make_patterns(added_tokens *self, bool normalized,
 }
 
 static kvf_status read_all(added_tokens *self, const json_value *array,
-                           const token_vocabulary *vocabulary, const text_normalizer *normalizer,
-                           kvf_error *error)
+                           const token_vocabulary *vocabulary, bool nfc, kvf_error *error)
 {
     for (const json_value *entry = json_first(array); entry; entry = json_next(array, entry))
         KVF_TRY(read_token(self, entry, vocabulary, error));
-    KVF_TRY(make_patterns(self, false, normalizer, error));
-    KVF_TRY(make_patterns(self, true, normalizer, error));
+    KVF_TRY(make_patterns(self, false, nfc, error));
+    KVF_TRY(make_patterns(self, true, nfc, error));
     for (size_t i = 0; i < self->count; i++)
         if (self->list[i].single_word && !self->word)
             KVF_TRY(regex_create_native(WORD_CHARACTER, &self->word, error));
@@ -133,8 +130,7 @@ static kvf_status read_all(added_tokens *self, const json_value *array,
 }
 
 kvf_status added_tokens_create(added_tokens *self, const json_value *array,
-                               const token_vocabulary *vocabulary,
-                               const text_normalizer *normalizer, kvf_error *error)
+                               const token_vocabulary *vocabulary, bool nfc, kvf_error *error)
 {
     *self = (added_tokens){0};
     if (!array || array->kind == JSON_NULL)
@@ -145,7 +141,7 @@ kvf_status added_tokens_create(added_tokens *self, const json_value *array,
     self->list = model_alloc_zero(array->size, sizeof *self->list);
     if (!self->list)
         return model_out_of_memory(error, array->size * sizeof *self->list, "added tokens");
-    kvf_status status = read_all(self, array, vocabulary, normalizer, error);
+    kvf_status status = read_all(self, array, vocabulary, nfc, error);
     if (status != KVF_OK)
         added_tokens_destroy(self);
     return status;

@@ -41,10 +41,10 @@ typedef struct added_tokens {
     pcre2_code *word;          /* one word character; only if a token has single_word */
 } added_tokens;
 
-/** From the "added_tokens" array. @p normalizer: how patterns of normalized tokens are. */
+/** From the "added_tokens" array. @p nfc: patterns of normalized tokens are in it. */
 KVF_CHECKED kvf_status added_tokens_create(added_tokens *self, const json_value *array,
-                                           const token_vocabulary *vocabulary,
-                                           const text_normalizer *normalizer, kvf_error *error);
+                                           const token_vocabulary *vocabulary, bool nfc,
+                                           kvf_error *error);
 void added_tokens_destroy(added_tokens *self);
 
 typedef struct added_match {

@@ -6,7 +6,6 @@
 
 #include "utf8.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -19,28 +18,8 @@ static uint64_t hash_pair(uint64_t pair)
     return pair ^ pair >> 32;
 }
 
-/* The token that two make together, with the rank of its score. */
-static bool find_joined(const bpe *self, const token_vocabulary *vocabulary, bpe_scratch *scratch,
-                        uint32_t left, uint32_t right, bpe_merge *out)
+static bool find_merge(const bpe *self, uint32_t left, uint32_t right, bpe_merge *out)
 {
-    const vocabulary_token *a = &vocabulary->tokens[left], *b = &vocabulary->tokens[right];
-    if (a->size + b->size > vocabulary->longest)
-        return false;
-    char *joined = scratch->spelled.bytes; /* has room for the longest */
-    memcpy(joined, a->text, a->size);
-    memcpy(joined + a->size, b->text, b->size);
-    const uint32_t id = vocabulary_find(vocabulary, joined, a->size + b->size);
-    if (id == VOCABULARY_NONE)
-        return false;
-    *out = (bpe_merge){.rank = self->ranks[id], .id = id};
-    return true;
-}
-
-static bool find_merge(const bpe *self, const token_vocabulary *vocabulary, bpe_scratch *scratch,
-                       uint32_t left, uint32_t right, bpe_merge *out)
-{
-    if (self->ranks)
-        return find_joined(self, vocabulary, scratch, left, right, out);
     uint64_t pair = (uint64_t)left << 32 | right;
     size_t slot = hash_pair(pair) & (self->slots - 1);
     for (; self->merges[slot].pair != BPE_NO_PAIR; slot = (slot + 1) & (self->slots - 1))
@@ -135,56 +114,13 @@ static kvf_status read_merges(bpe *self, const json_value *merges,
     return status;
 }
 
-typedef struct scored_token {
-    double score;
-    uint32_t id;
-} scored_token;
-
-static int compare_scores(const void *a, const void *b)
-{
-    const scored_token *x = a, *y = b;
-    return (x->score < y->score) - (x->score > y->score);
-}
-
-/* Equal scores have one rank: then the first place in the text decides. */
-static kvf_status read_scores(bpe *self, const json_value *scores,
-                              const token_vocabulary *vocabulary, kvf_error *error)
-{
-    const uint32_t count = vocabulary->size;
-    bool fits = scores->kind == JSON_ARRAY && scores->size == count && vocabulary->count == count;
-    scored_token *tokens = model_alloc(count * sizeof *tokens);
-    self->ranks = model_alloc(count * sizeof *self->ranks);
-    if (!tokens || !self->ranks) {
-        model_free(tokens);
-        return model_out_of_memory(error, count * sizeof *tokens, "scores of tokens");
-    }
-    uint32_t i = 0, rank = 0;
-    for (const json_value *one = fits ? json_first(scores) : NULL; one && fits;
-         one = json_next(scores, one), i++) {
-        fits = json_is_number(one);
-        tokens[i] = (scored_token){fits ? json_number(one) : 0, i};
-    }
-    if (fits)
-        qsort(tokens, count, sizeof *tokens, compare_scores);
-    for (i = 0; fits && i < count; i++) {
-        rank = i > 0 && tokens[i].score < tokens[i - 1].score ? i : rank;
-        self->ranks[tokens[i].id] = rank;
-    }
-    model_free(tokens);
-    return fits ? KVF_OK
-                : model_fail(error, KVF_CORRUPT,
-                             "tokenizer.json: model.scores must be a number for each token");
-}
-
 /* Returns how many bytes have no token. */
 static uint32_t read_bytes(bpe *self, const token_vocabulary *vocabulary)
 {
     uint32_t missing = 0;
     for (uint32_t byte = 0; byte < 256; byte++) {
-        char spelled[8];
-        size_t size = self->of_characters
-                          ? (size_t)snprintf(spelled, sizeof spelled, "<0x%02X>", byte)
-                          : utf8_encode(byte_alphabet_char((uint8_t)byte), spelled);
+        char spelled[4];
+        const size_t size = utf8_encode(byte_alphabet_char((uint8_t)byte), spelled);
         self->byte_id[byte] = vocabulary_find(vocabulary, spelled, size);
         missing += self->byte_id[byte] == VOCABULARY_NONE;
     }
@@ -222,34 +158,14 @@ static kvf_status check_options(const json_value *model, uint32_t bytes_missing,
     return KVF_OK;
 }
 
-/* Without bytes a character that is no token would be lost. */
-static kvf_status check_fallback(const json_value *model, uint32_t missing, kvf_error *error)
-{
-    bool falls_back;
-    KVF_TRY(
-        json_read_flag(model, "tokenizer.json: model", "byte_fallback", false, &falls_back, error));
-    if (falls_back && missing == 0)
-        return KVF_OK;
-    return model_fail(error, KVF_UNSUPPORTED,
-                      "tokenizer.json: model.byte_fallback is %s, and %u of the tokens <0x00> to "
-                      "<0xFF> are missing; BPE is supported with all of them, or with a ByteLevel "
-                      "pre_tokenizer",
-                      falls_back ? "true" : "false", missing);
-}
-
 kvf_status bpe_create(bpe *self, const json_value *model, const token_vocabulary *vocabulary,
-                      bool of_characters, kvf_error *error)
+                      kvf_error *error)
 {
-    *self = (bpe){.of_characters = of_characters};
-    const uint32_t missing = read_bytes(self, vocabulary);
-    KVF_TRY(check_options(model, of_characters ? 0 : missing, error));
+    *self = (bpe){0};
+    KVF_TRY(check_options(model, read_bytes(self, vocabulary), error));
     KVF_TRY(json_read_flag(model, "tokenizer.json: model", "ignore_merges", false,
                            &self->ignore_merges, error));
-    const json_value *scores = of_characters ? json_get_set(model, "scores") : NULL;
-    kvf_status status = scores ? read_scores(self, scores, vocabulary, error)
-                               : read_merges(self, json_get(model, "merges"), vocabulary, error);
-    if (status == KVF_OK && of_characters)
-        status = check_fallback(model, missing, error);
+    const kvf_status status = read_merges(self, json_get(model, "merges"), vocabulary, error);
     if (status != KVF_OK)
         bpe_destroy(self);
     return status;
@@ -258,7 +174,6 @@ kvf_status bpe_create(bpe *self, const json_value *model, const token_vocabulary
 void bpe_destroy(bpe *self)
 {
     model_free(self->merges);
-    model_free(self->ranks);
     *self = (bpe){0};
 }
 
@@ -320,35 +235,32 @@ static bpe_candidate heap_pop(bpe_candidate *heap, size_t *count)
     return top;
 }
 
-static void consider(const bpe *self, const token_vocabulary *vocabulary, bpe_scratch *scratch,
-                     uint32_t position, size_t *count)
+static void consider(const bpe *self, bpe_scratch *scratch, uint32_t position, size_t *count)
 {
     bpe_merge merge;
     const bpe_symbol *left = &scratch->symbols[position];
     if (left->next == BPE_END)
         return;
-    if (find_merge(self, vocabulary, scratch, left->id, scratch->symbols[left->next].id, &merge))
+    if (find_merge(self, left->id, scratch->symbols[left->next].id, &merge))
         heap_push(scratch->heap, count,
                   (bpe_candidate){.rank = merge.rank, .position = position, .id = merge.id});
 }
 
 /* Apply all merges to the first @p count symbols, which form one list. */
-static void merge_all(const bpe *self, const token_vocabulary *vocabulary, bpe_scratch *scratch,
-                      uint32_t count)
+static void merge_all(const bpe *self, bpe_scratch *scratch, uint32_t count)
 {
     bpe_merge merge;
     bpe_symbol *symbols = scratch->symbols;
     size_t candidates = 0;
     for (uint32_t i = 0; i < count; i++)
-        consider(self, vocabulary, scratch, i, &candidates);
+        consider(self, scratch, i, &candidates);
     while (candidates > 0) {
         bpe_candidate top = heap_pop(scratch->heap, &candidates);
         bpe_symbol *left = &symbols[top.position];
         if (left->id == BPE_MERGED || left->next == BPE_END)
             continue;
         bpe_symbol *right = &symbols[left->next];
-        if (!find_merge(self, vocabulary, scratch, left->id, right->id, &merge) ||
-            merge.id != top.id)
+        if (!find_merge(self, left->id, right->id, &merge) || merge.id != top.id)
             continue; /* the symbols changed since the candidate was found */
         left->id = top.id;
         left->next = right->next;
@@ -356,22 +268,17 @@ static void merge_all(const bpe *self, const token_vocabulary *vocabulary, bpe_s
         if (left->next != BPE_END)
             symbols[left->next].previous = top.position;
         if (left->previous != BPE_END)
-            consider(self, vocabulary, scratch, left->previous, &candidates);
-        consider(self, vocabulary, scratch, top.position, &candidates);
+            consider(self, scratch, left->previous, &candidates);
+        consider(self, scratch, top.position, &candidates);
     }
 }
 
-static kvf_status find_whole(const token_vocabulary *vocabulary, bool of_characters,
-                             const char *word, size_t size, bpe_scratch *scratch, uint32_t *id,
-                             kvf_error *error)
+static kvf_status find_whole(const token_vocabulary *vocabulary, const char *word, size_t size,
+                             bpe_scratch *scratch, uint32_t *id, kvf_error *error)
 {
     *id = VOCABULARY_NONE;
     if (size > vocabulary->longest)
         return KVF_OK;
-    if (of_characters) {
-        *id = vocabulary_find(vocabulary, word, size);
-        return KVF_OK;
-    }
     scratch->spelled.size = 0;
     for (size_t i = 0; i < size; i++) {
         char spelled[4];
@@ -392,43 +299,23 @@ static void add_symbol(bpe_scratch *scratch, uint32_t *count, uint32_t id)
     *count = at + 1;
 }
 
-/* Room for a spelling of so many bytes. */
-static kvf_status reserve_spelling(bpe_scratch *scratch, size_t bytes, kvf_error *error)
-{
-    static const char blank[64];
-    scratch->spelled.size = 0;
-    while (scratch->spelled.size <= bytes)
-        KVF_TRY(kvf_text_append(&scratch->spelled, blank, sizeof blank, error));
-    return KVF_OK;
-}
-
 kvf_status bpe_encode(const bpe *self, const token_vocabulary *vocabulary, const char *word,
                       size_t size, bpe_scratch *scratch, kvf_token_ids *ids, kvf_error *error)
 {
     if (self->ignore_merges) {
         uint32_t id;
-        KVF_TRY(find_whole(vocabulary, self->of_characters, word, size, scratch, &id, error));
+        KVF_TRY(find_whole(vocabulary, word, size, scratch, &id, error));
         if (id != VOCABULARY_NONE)
             return kvf_token_ids_push(ids, id, error);
     }
     KVF_TRY(reserve(scratch, size, error));
-    if (self->ranks && scratch->spelled.capacity <= vocabulary->longest)
-        KVF_TRY(reserve_spelling(scratch, vocabulary->longest, error));
     uint32_t count = 0;
-    for (size_t at = 0, length; at < size; at += length) {
-        uint32_t code, whole = VOCABULARY_NONE;
-        length = self->of_characters ? utf8_decode(word + at, size - at, &code) : 1;
-        if (self->of_characters)
-            whole = vocabulary_find(vocabulary, word + at, length);
-        if (whole != VOCABULARY_NONE)
-            add_symbol(scratch, &count, whole);
-        for (size_t i = 0; i < length && whole == VOCABULARY_NONE; i++)
-            add_symbol(scratch, &count, self->byte_id[(unsigned char)word[at + i]]);
-    }
+    for (size_t i = 0; i < size; i++)
+        add_symbol(scratch, &count, self->byte_id[(unsigned char)word[i]]);
     if (count == 0)
         return KVF_OK;
     scratch->symbols[count - 1].next = BPE_END;
-    merge_all(self, vocabulary, scratch, count);
+    merge_all(self, scratch, count);
     for (uint32_t i = 0; i != BPE_END; i = scratch->symbols[i].next)
         KVF_TRY(kvf_token_ids_push(ids, scratch->symbols[i].id, error));
     return KVF_OK;

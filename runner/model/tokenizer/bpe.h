@@ -92,11 +92,8 @@ typedef struct bpe_merge {
 
 typedef struct bpe {
     uint32_t byte_id[256]; /* VOCABULARY_NONE = the byte has no token and is dropped, as in HF */
-    bool of_characters;    /* words are characters, and bytes where one is no token; else bytes */
     bpe_merge *merges;     /* [slots], open addressing */
     size_t slots;          /* a power of two, > merges */
-    uint32_t *ranks;       /* by id, or NULL: then any two that are a token together merge, as in
-                              SentencePiece, those of the highest score first */
     bool ignore_merges;    /* a word that is a token stays whole */
 } bpe;
 
@@ -119,11 +116,9 @@ typedef struct bpe_scratch {
     kvf_text spelled;
 } bpe_scratch;
 
-/** From the "model" object of tokenizer.json, whose vocabulary is read already. Beside what HF
- * knows, "scores" in place of merges: what a GGUF file has of a SentencePiece model, by id. */
+/** From the "model" object of tokenizer.json, whose vocabulary is read already. */
 KVF_CHECKED kvf_status bpe_create(bpe *self, const json_value *model,
-                                  const token_vocabulary *vocabulary, bool of_characters,
-                                  kvf_error *error);
+                                  const token_vocabulary *vocabulary, kvf_error *error);
 void bpe_destroy(bpe *self);
 
 /** Append the ids of one word of raw bytes. size < 2^30. */

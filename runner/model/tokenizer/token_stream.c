@@ -18,17 +18,10 @@ static const char replacement[] = "\xef\xbf\xbd";
 typedef struct stream_output {
     kvf_text *text;
     kvf_error *error;
-    kvf_token_stream *first; /* whose first space is dropped, if it comes; else NULL */
 } stream_output;
 
 static kvf_status put(const stream_output *out, const void *bytes, size_t size)
 {
-    if (out->first && size > 0 && !out->first->started) {
-        const bool drops = ((const char *)bytes)[0] == ' ';
-        out->first->started = true;
-        bytes = (const char *)bytes + drops;
-        size -= drops;
-    }
     return kvf_text_append(out->text, bytes, size, out->error);
 }
 
@@ -54,14 +47,12 @@ static bool continues(const kvf_token_stream *stream, uint8_t byte)
     return byte >= low && byte <= high;
 }
 
-/* Bytes that are no character: one mark, or where bytes are tokens one for each, as in HF. */
+/* Bytes that are no character. */
 static kvf_status put_pending(kvf_token_stream *stream, const stream_output *out)
 {
-    const size_t bytes = stream->pending_count;
+    const bool has_some = stream->pending_count != 0;
     stream->pending_count = 0;
-    for (size_t i = 0; i < bytes && (i == 0 || stream->tokenizer->space_decoder); i++)
-        KVF_TRY(put(out, replacement, 3));
-    return KVF_OK;
+    return has_some ? put(out, replacement, 3) : KVF_OK;
 }
 
 static kvf_status put_byte(kvf_token_stream *stream, uint8_t byte, const stream_output *out)
@@ -90,42 +81,9 @@ static bool is_byte_level(const char *text, size_t size)
     return true;
 }
 
-/* The byte that a token <0xHH> stands for, or -1. */
-static int fallback_byte(const char *text, size_t size)
-{
-    static const char digits[] = "0123456789ABCDEF";
-    if (size != 6 || memcmp(text, "<0x", 3) != 0 || text[5] != '>')
-        return -1;
-    const char *high = memchr(digits, text[3], 16), *low = memchr(digits, text[4], 16);
-    return high && low ? (int)((high - digits) * 16 + (low - digits)) : -1;
-}
-
-static kvf_status put_spaced(kvf_token_stream *stream, const char *text, size_t size,
-                             const stream_output *out)
-{
-    static const char mark[] = TOKENIZER_SPACE;
-    const int byte = fallback_byte(text, size);
-    if (byte >= 0)
-        return put_byte(stream, (uint8_t)byte, out);
-    KVF_TRY(put_pending(stream, out));
-    while (size > 0) {
-        const char *next = memmem(text, size, mark, sizeof mark - 1);
-        const size_t plain = next ? (size_t)(next - text) : size;
-        KVF_TRY(put(out, text, plain));
-        if (!next)
-            break;
-        KVF_TRY(put(out, " ", 1));
-        text = next + sizeof mark - 1;
-        size -= plain + sizeof mark - 1;
-    }
-    return KVF_OK;
-}
-
 static kvf_status put_token(kvf_token_stream *stream, const char *text, size_t size, bool added,
                             const stream_output *out)
 {
-    if (stream->tokenizer->space_decoder)
-        return put_spaced(stream, text, size, out);
     if (!stream->tokenizer->byte_level_decoder) {
         const bool is_first = !stream->started;
         stream->started = true;
@@ -148,8 +106,7 @@ kvf_status kvf_token_stream_push(kvf_token_stream *stream, uint32_t id, kvf_text
     const kvf_tokenizer *tokenizer = stream->tokenizer;
     if (id >= tokenizer->size || (stream->skip_special && kvf_tokenizer_is_special(tokenizer, id)))
         return KVF_OK;
-    const stream_output out = {
-        .text = text, .error = error, .first = tokenizer->drops_first_space ? stream : NULL};
+    const stream_output out = {.text = text, .error = error};
     uint32_t added = tokenizer->added_of_id[id];
     if (added != VOCABULARY_NONE)
         return put_token(stream, tokenizer->added.list[added].text,

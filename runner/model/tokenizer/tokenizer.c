@@ -133,10 +133,6 @@ static kvf_status split_by_pattern(encode_state *state, size_t index, text_piece
     for (size_t at = 0, start, end; at < piece.size; at = end) {
         KVF_TRY(regex_find(step->pattern, state->scan, piece.bytes, piece.size, at, &start, &end,
                            state->error));
-        if (step->ends_pieces) {
-            KVF_TRY(split_part(state, index, piece, at, end - at));
-            continue;
-        }
         if (keep_others && start > at)
             KVF_TRY(split_part(state, index, piece, at, start - at));
         if (keep_matches && end > start)
@@ -175,38 +171,6 @@ static kvf_status split_with_prefix(encode_state *state, size_t index, text_piec
     return split_piece(state, index + 1, (text_piece){state->prefixed.bytes, state->prefixed.size});
 }
 
-/* A mark for every space, one in front where the step says so, and maybe a cut in front of each.
-   The copy lives as that of split_with_prefix. */
-static kvf_status split_at_marks(encode_state *state, size_t index, text_piece piece)
-{
-    static const char mark[] = TOKENIZER_SPACE;
-    enum { MARK = sizeof mark - 1 };
-    const split_step *step = &state->tokenizer->steps[index];
-    kvf_text *copy = &state->prefixed;
-    const bool has_mark =
-        piece.bytes[0] == ' ' || (piece.size >= MARK && memcmp(piece.bytes, mark, MARK) == 0);
-    copy->size = 0;
-    const bool wants_mark =
-        state->starts ? step->front != FRONT_NEVER && !state->goes_on : step->front == FRONT_ALWAYS;
-    if (!has_mark && wants_mark)
-        KVF_TRY(kvf_text_append(copy, mark, MARK, state->error));
-    for (size_t at = 0, end; at < piece.size; at = end) {
-        const bool is_space = piece.bytes[at] == ' ';
-        for (end = at + 1; !is_space && end < piece.size && piece.bytes[end] != ' ';)
-            end++;
-        KVF_TRY(kvf_text_append(copy, is_space ? mark : piece.bytes + at,
-                                is_space ? MARK : end - at, state->error));
-    }
-    for (size_t at = 0, end; at < copy->size; at = end) {
-        const char *next = step->cuts && at + MARK < copy->size
-                               ? memmem(copy->bytes + at + 1, copy->size - at - 1, mark, MARK)
-                               : NULL;
-        end = next ? (size_t)(next - copy->bytes) : copy->size;
-        KVF_TRY(split_piece(state, index + 1, (text_piece){copy->bytes + at, end - at}));
-    }
-    return KVF_OK;
-}
-
 /* Recursion is as deep as there are steps. */
 static kvf_status split_piece(encode_state *state, size_t step, text_piece piece)
 {
@@ -217,8 +181,6 @@ static kvf_status split_piece(encode_state *state, size_t step, text_piece piece
         return split_by_space(state, step, piece);
     case SPLIT_PREFIX:
         return split_with_prefix(state, step, piece);
-    case SPLIT_METASPACE:
-        return split_at_marks(state, step, piece);
     case SPLIT_PATTERN:
     case SPLIT_WORDS:
         break;
@@ -261,12 +223,10 @@ static kvf_status encode_plain(encode_state *state, text_piece piece)
 static kvf_status encode_normalized(encode_state *state, text_piece piece)
 {
     const kvf_tokenizer *tokenizer = state->tokenizer;
-    const bool goes_on = state->goes_on && state->starts;
-    if (normalizer_is_trivial(&tokenizer->normalizer, goes_on, piece.bytes, piece.size))
+    if (!tokenizer->nfc || nfc_is_trivial(piece.bytes, piece.size))
         return encode_around(state, &tokenizer->added.normalized, piece, encode_plain);
     kvf_text normalized = {0};
-    kvf_status status = normalizer_append(&tokenizer->normalizer, goes_on, piece.bytes, piece.size,
-                                          &normalized, state->error);
+    kvf_status status = nfc_append(piece.bytes, piece.size, &normalized, state->error);
     if (status == KVF_OK)
         status = encode_around(state, &tokenizer->added.normalized,
                                (text_piece){normalized.bytes, normalized.size}, encode_plain);

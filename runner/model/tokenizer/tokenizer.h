@@ -3,8 +3,7 @@
 #define KVF_MODEL_TOKENIZER_H
 
 /*
- * Text to token ids and back, as `tokenizer.json` describes it: byte-level BPE, BPE by
- * characters with bytes to fall back to (SentencePiece), or WordLevel.
+ * Text to token ids and back, as `tokenizer.json` describes it: byte-level BPE or WordLevel.
  *
  * It follows the pipeline of that file (added tokens, normaliser, pre-tokeniser, model,
  * post-processor, decoder) and refuses by name every part that it does not know, so what it returns
@@ -68,7 +67,7 @@ KVF_CHECKED kvf_status kvf_tokenizer_encode(const kvf_tokenizer *tokenizer, cons
                                             kvf_error *error);
 
 /** As kvf_tokenizer_encode of text that goes on from another: nothing is put in front of it,
- * neither a token nor the space of SentencePiece. */
+ * neither a token nor a space. */
 KVF_CHECKED kvf_status kvf_tokenizer_encode_more(const kvf_tokenizer *tokenizer, const char *text,
                                                  size_t bytes, kvf_token_ids *ids,
                                                  kvf_error *error);

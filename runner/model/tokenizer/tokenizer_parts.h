@@ -19,20 +19,12 @@ typedef enum split_kind {
     SPLIT_WORDS,       /* Whitespace: matches only */
     SPLIT_WHITE_SPACE, /* WhitespaceSplit: what is between white space */
     SPLIT_PREFIX,      /* ByteLevel with add_prefix_space */
-    SPLIT_METASPACE,   /* Metaspace: a mark for every space, and maybe one in front */
 } split_kind;
-
-typedef enum split_front { FRONT_NEVER, FRONT_FIRST, FRONT_ALWAYS } split_front;
-
-#define TOKENIZER_SPACE "\xe2\x96\x81" /* U+2581, which SentencePiece writes for a space */
 
 typedef struct split_step {
     split_kind kind;
     pcre2_code *pattern; /* SPLIT_PATTERN and SPLIT_WORDS */
     bool keep_matches;   /* SPLIT_PATTERN: false = behavior Removed */
-    bool ends_pieces;    /* SPLIT_PATTERN: behavior MergedWithPrevious */
-    split_front front;   /* SPLIT_METASPACE: which pieces get a mark in front */
-    bool cuts;           /* SPLIT_METASPACE: in front of every mark */
 } split_step;
 
 struct kvf_tokenizer {
@@ -43,13 +35,11 @@ struct kvf_tokenizer {
     added_tokens added;
     uint32_t *added_of_id; /* [size] index into added, VOCABULARY_NONE = none */
     uint32_t size;         /* largest id + 1, added tokens included */
-    text_normalizer normalizer;
+    bool nfc;              /* texts are normalised */
     split_step steps[TOKENIZER_STEPS_MAX];
     size_t steps_count;
     bool byte_level_split;   /* the last step hands bytes to BPE */
-    bool byte_level_decoder; /* else tokens are joined with spaces, unless */
-    bool space_decoder;      /* marks are spaces, and <0xHH> bytes; of BPE by characters */
-    bool drops_first_space;
+    bool byte_level_decoder; /* else tokens are joined with spaces */
     uint32_t prefix[TOKENIZER_FRAME_MAX], suffix[TOKENIZER_FRAME_MAX]; /* ids, with add_special */
     size_t prefix_count, suffix_count;
     char note[256];

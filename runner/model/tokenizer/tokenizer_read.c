@@ -76,42 +76,13 @@ static kvf_status read_sequence(kvf_tokenizer *tokenizer, part_field part, const
 
 /* ---- normaliser ---- */
 
-/* A text that is short and not empty. */
-static kvf_status read_normal_text(part_field part, const char *field, const json_value *value,
-                                   normal_text *out, kvf_error *error)
-{
-    if (!value || value->kind != JSON_STRING || value->size == 0 || value->size > NORMAL_TEXT_MAX)
-        return unsupported(part, field, "a text of 1 to 16 bytes is supported", error);
-    memcpy(out->bytes, value->as.string, value->size);
-    out->size = value->size;
-    return KVF_OK;
-}
-
 static kvf_status read_normalizer(kvf_tokenizer *tokenizer, part_field part, kvf_error *error)
 {
-    static const char *const fields[] = {"type", "pattern", "content", "prepend", NULL};
-    const json_value *type = json_get(part.object, "type");
-    text_normalizer *n = &tokenizer->normalizer;
-    normal_step step = {.kind = NORMAL_NFC};
+    static const char *const fields[] = {"type", NULL};
     KVF_TRY(check_fields(part, fields, error));
-    if (json_is_string(type, "Prepend")) {
-        step.kind = NORMAL_PREPEND;
-        KVF_TRY(
-            read_normal_text(part, "prepend", json_get(part.object, "prepend"), &step.to, error));
-    } else if (json_is_string(type, "Replace")) {
-        step.kind = NORMAL_REPLACE;
-        KVF_TRY(read_normal_text(part, "pattern",
-                                 json_get(json_get(part.object, "pattern"), "String"), &step.from,
-                                 error));
-        KVF_TRY(
-            read_normal_text(part, "content", json_get(part.object, "content"), &step.to, error));
-    } else if (!json_is_string(type, "NFC")) {
-        return unsupported(part, "type", "NFC, Prepend and Replace are supported", error);
-    }
-    if (n->count == NORMAL_STEPS_MAX)
-        return model_fail(error, KVF_UNSUPPORTED, "%s: more than %u steps are not supported",
-                          part.part, NORMAL_STEPS_MAX);
-    n->steps[n->count++] = step;
+    if (!json_is_string(json_get(part.object, "type"), "NFC"))
+        return unsupported(part, "type", "NFC is supported", error);
+    tokenizer->nfc = true;
     return KVF_OK;
 }
 
@@ -161,10 +132,8 @@ static kvf_status read_split(kvf_tokenizer *tokenizer, part_field part, kvf_erro
         return unsupported(part, "invert", "only false is supported", error);
     const json_value *behavior = json_get(part.object, "behavior");
     step.keep_matches = json_is_string(behavior, "Isolated");
-    step.ends_pieces = json_is_string(behavior, "MergedWithPrevious");
-    if (!step.keep_matches && !step.ends_pieces && !json_is_string(behavior, "Removed"))
-        return unsupported(part, "behavior",
-                           "Isolated, Removed and MergedWithPrevious are supported", error);
+    if (!step.keep_matches && !json_is_string(behavior, "Removed"))
+        return unsupported(part, "behavior", "Isolated and Removed are supported", error);
     const json_value *pattern = json_get(part.object, "pattern");
     const json_value *regex = json_get(pattern, "Regex");
     const json_value *literal = json_get(pattern, "String");
@@ -193,14 +162,6 @@ static kvf_status read_digits(kvf_tokenizer *tokenizer, part_field part, kvf_err
     return add_step(tokenizer, step, error);
 }
 
-static bool has_metaspace(const kvf_tokenizer *tokenizer)
-{
-    for (size_t i = 0; i < tokenizer->steps_count; i++)
-        if (tokenizer->steps[i].kind == SPLIT_METASPACE)
-            return true;
-    return false;
-}
-
 static kvf_status read_byte_level(kvf_tokenizer *tokenizer, part_field part, kvf_error *error)
 {
     static const char *const known[] = {"type", "add_prefix_space", "trim_offsets", "use_regex",
@@ -209,11 +170,6 @@ static kvf_status read_byte_level(kvf_tokenizer *tokenizer, part_field part, kvf
     KVF_TRY(check_fields(part, known, error));
     KVF_TRY(read_flag(part, "add_prefix_space", true, &prefix, error));
     KVF_TRY(read_flag(part, "use_regex", true, &use_regex, error));
-    if (prefix && has_metaspace(tokenizer))
-        return model_fail(error, KVF_UNSUPPORTED,
-                          "%s.add_prefix_space is true after Metaspace; only one of them may put "
-                          "something in front",
-                          part.part);
     if (prefix)
         KVF_TRY(add_step(tokenizer, (split_step){.kind = SPLIT_PREFIX}, error));
     if (use_regex) {
@@ -228,51 +184,6 @@ static kvf_status read_byte_level(kvf_tokenizer *tokenizer, part_field part, kvf
     return KVF_OK;
 }
 
-static kvf_status read_metaspace(kvf_tokenizer *tokenizer, part_field part, kvf_error *error)
-{
-    static const char *const known[] = {"type",  "replacement",    "str_rep", "add_prefix_space",
-                                        "split", "prepend_scheme", NULL};
-    split_step step = {.kind = SPLIT_METASPACE};
-    const json_value *mark = json_get(part.object, "replacement");
-    const json_value *scheme = json_get_set(part.object, "prepend_scheme");
-    bool adds;
-    KVF_TRY(check_fields(part, known, error));
-    KVF_TRY(read_flag(part, "add_prefix_space", true, &adds, error));
-    KVF_TRY(read_flag(part, "split", true, &step.cuts, error));
-    if (!json_is_string(mark, TOKENIZER_SPACE))
-        return unsupported(part, "replacement", "\"" TOKENIZER_SPACE "\" is supported", error);
-    step.front = !scheme || json_is_string(scheme, "always") ? FRONT_ALWAYS
-                 : json_is_string(scheme, "first")           ? FRONT_FIRST
-                                                             : FRONT_NEVER;
-    if (scheme && step.front == FRONT_NEVER && !json_is_string(scheme, "never"))
-        return unsupported(part, "prepend_scheme", "always, first and never are supported", error);
-    if (!adds && scheme && step.front != FRONT_NEVER)
-        return unsupported(part, "prepend_scheme", "with add_prefix_space false it must be never",
-                           error);
-    if (!adds)
-        step.front = FRONT_NEVER;
-    if (has_metaspace(tokenizer))
-        return model_fail(error, KVF_UNSUPPORTED, "%s: Metaspace is there twice", part.part);
-    return add_step(tokenizer, step, error);
-}
-
-/* HF asks where a piece began before the text was normalised, which is not kept here. */
-static kvf_status check_first(const kvf_tokenizer *tokenizer, kvf_error *error)
-{
-    bool writes = false, is_behind = false;
-    for (size_t i = 0; i < tokenizer->normalizer.count; i++)
-        writes = writes || tokenizer->normalizer.steps[i].kind != NORMAL_NFC;
-    for (size_t i = 1; i < tokenizer->steps_count; i++)
-        is_behind = is_behind || (tokenizer->steps[i].kind == SPLIT_METASPACE &&
-                                  tokenizer->steps[i].front == FRONT_FIRST);
-    if (!writes || !is_behind)
-        return KVF_OK;
-    return model_fail(error, KVF_UNSUPPORTED,
-                      "tokenizer.json: pre_tokenizer: Metaspace with prepend_scheme \"first\" is "
-                      "supported after another step only if no normalizer puts text in front or "
-                      "replaces it");
-}
-
 static kvf_status read_pre_tokenizer(kvf_tokenizer *tokenizer, part_field part, kvf_error *error)
 {
     static const char *const known[] = {"type", NULL};
@@ -283,14 +194,12 @@ static kvf_status read_pre_tokenizer(kvf_tokenizer *tokenizer, part_field part, 
         return read_byte_level(tokenizer, part, error);
     if (json_is_string(type, "Digits"))
         return read_digits(tokenizer, part, error);
-    if (json_is_string(type, "Metaspace"))
-        return read_metaspace(tokenizer, part, error);
     const bool is_words = json_is_string(type, "Whitespace");
     split_step step = {.kind = is_words ? SPLIT_WORDS : SPLIT_WHITE_SPACE};
     if (part.object->kind == JSON_OBJECT && !is_words && !json_is_string(type, "WhitespaceSplit"))
         return unsupported(part, "type",
-                           "Sequence, Split, Digits, ByteLevel, Metaspace, Whitespace and "
-                           "WhitespaceSplit are supported",
+                           "Sequence, Split, Digits, ByteLevel, Whitespace and WhitespaceSplit are "
+                           "supported",
                            error);
     KVF_TRY(check_fields(part, known, error));
     if (is_words)
@@ -327,12 +236,16 @@ static kvf_status read_bpe(kvf_tokenizer *tokenizer, part_field part, kvf_error 
                                         "ignore_merges",
                                         "vocab",
                                         "merges",
-                                        "scores",
                                         NULL};
     KVF_TRY(check_fields(part, known, error));
+    if (!tokenizer->byte_level_split)
+        return unsupported(
+            part, "type",
+            "it is supported with a ByteLevel pre_tokenizer; SentencePiece's runs in "
+            "llama.cpp with kvferry-llama, or give token ids",
+            error);
     tokenizer->is_bpe = true;
-    return bpe_create(&tokenizer->bpe, part.object, &tokenizer->vocabulary,
-                      !tokenizer->byte_level_split, error);
+    return bpe_create(&tokenizer->bpe, part.object, &tokenizer->vocabulary, error);
 }
 
 static kvf_status read_model(kvf_tokenizer *tokenizer, part_field part, kvf_error *error)
@@ -427,55 +340,14 @@ static kvf_status read_post_processor(kvf_tokenizer *tokenizer, part_field part,
 
 /* ---- decoder ---- */
 
-static bool is_decoder(const json_value *step, const char *type)
-{
-    return step && json_is_string(json_get(step, "type"), type);
-}
-
-/* Marks to spaces, <0xHH> to bytes, all of it one text, and maybe its first space away. */
-static kvf_status read_space_decoder(kvf_tokenizer *tokenizer, part_field part, kvf_error *error)
-{
-    const json_value *list = json_get(part.object, "decoders"), *step = NULL, *steps[4] = {0};
-    size_t count = 0;
-    if (list && list->kind == JSON_ARRAY && list->size <= 4)
-        for (step = json_first(list); step; step = json_next(list, step))
-            steps[count++] = step;
-    const json_value *strip = steps[3];
-    bool fits = is_decoder(steps[0], "Replace") && is_decoder(steps[1], "ByteFallback") &&
-                is_decoder(steps[2], "Fuse") && (!strip || is_decoder(strip, "Strip"));
-    if (fits)
-        fits = json_is_string(json_get(json_get(steps[0], "pattern"), "String"), TOKENIZER_SPACE) &&
-               json_is_string(json_get(steps[0], "content"), " ");
-    if (fits && strip) {
-        const json_value *start = json_get(strip, "start"), *stop = json_get(strip, "stop");
-        fits = json_is_string(json_get(strip, "content"), " ") && json_is_number(start) &&
-               json_number(start) == 1 && json_is_number(stop) && json_number(stop) == 0;
-    }
-    if (!fits)
-        return unsupported(part, "decoders",
-                           "Replace of \"" TOKENIZER_SPACE
-                           "\" by a space, ByteFallback, Fuse and, if "
-                           "wanted, Strip of one space in front are supported",
-                           error);
-    tokenizer->space_decoder = true;
-    tokenizer->drops_first_space = strip;
-    return KVF_OK;
-}
-
 static kvf_status read_decoder(kvf_tokenizer *tokenizer, part_field part, kvf_error *error)
 {
     static const char *const known[] = {"type", "add_prefix_space", "trim_offsets", "use_regex",
                                         NULL};
-    const bool of_characters = tokenizer->is_bpe && tokenizer->bpe.of_characters;
-    if (of_characters && is_decoder(part.object, "Sequence"))
-        return read_space_decoder(tokenizer, part, error);
-    if (of_characters)
-        return model_fail(error, KVF_UNSUPPORTED,
-                          "%s is %s; a Sequence of Replace, ByteFallback and Fuse is supported",
-                          part.part, json_kind_name(part.object));
     if (!part.object || part.object->kind == JSON_NULL)
         return KVF_OK;
-    if (part.object->kind == JSON_OBJECT && !is_decoder(part.object, "ByteLevel"))
+    if (part.object->kind == JSON_OBJECT &&
+        !json_is_string(json_get(part.object, "type"), "ByteLevel"))
         return unsupported(part, "type", "ByteLevel and null are supported", error);
     tokenizer->byte_level_decoder = true;
     return check_fields(part, known, error);
@@ -523,14 +395,13 @@ kvf_status tokenizer_read(kvf_tokenizer *tokenizer, const json_value *root, kvf_
     KVF_TRY(check_whole((part_field){"tokenizer.json: the file", root}, error));
     KVF_TRY(read_sequence(tokenizer, normalizer, "normalizers", read_normalizer, error));
     KVF_TRY(read_sequence(tokenizer, splits, "pretokenizers", read_pre_tokenizer, error));
-    KVF_TRY(check_first(tokenizer, error));
     KVF_TRY(read_model(tokenizer, part_of(root, "tokenizer.json: model", "model"), error));
     if (!tokenizer->is_bpe && tokenizer->byte_level_split)
         return model_fail(
             error, KVF_UNSUPPORTED,
             "tokenizer.json: WordLevel is supported without a ByteLevel pre_tokenizer");
     KVF_TRY(added_tokens_create(&tokenizer->added, json_get(root, "added_tokens"),
-                                &tokenizer->vocabulary, &tokenizer->normalizer, error));
+                                &tokenizer->vocabulary, tokenizer->nfc, error));
     KVF_TRY(index_added(tokenizer, error));
     KVF_TRY(read_sequence(tokenizer, frame, "processors", read_post_processor, error));
     return read_decoder(tokenizer, part_of(root, "tokenizer.json: decoder", "decoder"), error);
