@@ -32,7 +32,7 @@ static void put_whole(chat_writer *w, const kvf_chat_message *m)
     put(w, m->text);
 }
 
-/* What str.strip() of Python removes: White_Space and 0x1c to 0x1f. */
+/* Python strips the same: White_Space and 0x1c to 0x1f. */
 static bool is_stripped(uint32_t code)
 {
     return utf8_is_space(code) || (code >= 0x1c && code <= 0x1f);

@@ -2,7 +2,7 @@
 #ifndef KVF_MODEL_CHAT_PARTS_H
 #define KVF_MODEL_CHAT_PARTS_H
 
-/* What a chat format is made of, for the files of this room. */
+/* The pieces of a chat format, for the files of this room. */
 
 #include "chat_format.h"
 
