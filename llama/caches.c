@@ -185,7 +185,8 @@ kvl_layer *kvl_layer_of(kvl_plugin *p, const gg_tensor *keys)
 static kvl_cache *cache_of(kvl_buffer *b, const kvl_shape *shape)
 {
     kvl_cache *c = b->caches;
-    while (c && (c->chains || c->refused != KVL_SERVED || memcmp(&c->shape, shape, sizeof *shape)))
+    while (c &&
+           (c->chains || c->refused != KVL_SERVED || memcmp(&c->shape, shape, sizeof *shape) != 0))
         c = c->next;
     if (c || !(c = malloc(sizeof *c)))
         return c;
@@ -232,8 +233,8 @@ kvl_reason kvl_learn(kvl_plugin *p, kvl_layer *l, const gg_tensor *node)
                              .streams = (uint32_t)keys->ne[2],
                              .is_wide = keys->type != GG_F16 || values->type != GG_F16};
     if (l->cache)
-        return l->v == values && !memcmp(&l->cache->shape, &shape, sizeof shape) ? KVL_SERVED
-                                                                                 : KVL_GEOMETRY;
+        return l->v == values && memcmp(&l->cache->shape, &shape, sizeof shape) == 0 ? KVL_SERVED
+                                                                                     : KVL_GEOMETRY;
     l->cache = cache_of(find_buffer(p, keys->buffer), &shape);
     if (!l->cache)
         return KVL_MEMORY;
