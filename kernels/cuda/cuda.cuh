@@ -129,9 +129,17 @@ static inline bool kvf_cuda_takes_early(void)
            __atomic_load_n(&kvf_cuda_list::refusals[device], __ATOMIC_RELAXED) == 0;
 }
 
+static inline bool kvf_cuda_is_kernel(cudaGraphNode_t node)
+{
+    enum cudaGraphNodeType type = cudaGraphNodeTypeEmpty;
+    if (cudaGraphNodeGetType(node, &type) != cudaSuccess)
+        (void)cudaGetLastError(); /* The launch will say it. */
+    return type == cudaGraphNodeTypeKernel;
+}
+
 /* May a kernel that comes next take its places before all is done that the stream has before it?
- * In a capture not after a join: CUDA documents edges of early starts between two kernels, and
- * nothing about one beside ordinary edges of the same kernel. */
+ * In a capture only after one kernel: CUDA documents edges of early starts between two kernels, and
+ * nothing about one from a copy, nor about one beside ordinary edges of the same kernel. */
 static inline bool kvf_cuda_may_start_early(cudaStream_t stream)
 {
     cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
@@ -149,7 +157,8 @@ static inline bool kvf_cuda_may_start_early(cudaStream_t stream)
 #endif
     if (status != cudaSuccess)
         (void)cudaGetLastError(); /* The launch will say it. */
-    return status == cudaSuccess && (capture == cudaStreamCaptureStatusNone || count <= 1);
+    return status == cudaSuccess && (capture == cudaStreamCaptureStatusNone || count == 0 ||
+                                     (count == 1 && kvf_cuda_is_kernel(before[0])));
 }
 
 #if defined(KVF_EMULATED)

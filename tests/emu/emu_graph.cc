@@ -179,6 +179,13 @@ cudaError_t refuse_captured(cudaStream_t stream)
     return cudaErrorStreamCaptureUnsupported;
 }
 
+/* Is what the next node of the stream comes after one kernel, or nothing? */
+static bool may_overtake(const Capture *capture, const CUstream_st *stream)
+{
+    const std::vector<uint32_t> &after = stream->frontier;
+    return after.empty() || (after.size() == 1 && capture->plan->nodes[after[0]].is_kernel);
+}
+
 cudaError_t capture_add(cudaStream_t stream, Work work, const char *name,
                         const kvf_emu_kernel *kernel)
 {
@@ -188,7 +195,7 @@ cudaError_t capture_add(cudaStream_t stream, Work work, const char *name,
         return cudaErrorIllegalState;
     if (capture->is_void)
         return cudaErrorStreamCaptureInvalidated;
-    if (kernel != nullptr && kernel->starts_early && stream->frontier.size() > 1) {
+    if (kernel != nullptr && kernel->starts_early && !may_overtake(capture, stream)) {
         capture->is_void = true;
         return cudaErrorNotSupported;
     }
@@ -467,14 +474,25 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureSta
     return cudaSuccess;
 }
 
-/* Of the nodes that the next one comes after only the number is given: nobody here adds nodes by
- * hand. A part of launches: not counted, and never made to fail. */
+/* A node is given to ask for its kind, and only where the next one comes after it alone: nobody
+ * here adds nodes by hand. Parts of launches: not counted, and never made to fail. */
+static const cudaGraphNode_t node_kinds[2] = {(cudaGraphNode_t)&node_kinds[0],
+                                              (cudaGraphNode_t)&node_kinds[1]};
+
+cudaError_t cudaGraphNodeGetType(cudaGraphNode_t node, enum cudaGraphNodeType *type)
+{
+    if (type == nullptr || (node != node_kinds[0] && node != node_kinds[1]))
+        return fail(cudaErrorInvalidValue);
+    *type = node == node_kinds[1] ? cudaGraphNodeTypeKernel : cudaGraphNodeTypeMemcpy;
+    return cudaSuccess;
+}
+
 #if CUDART_VERSION < 13000
 #define cudaStreamGetCaptureInfo cudaStreamGetCaptureInfo_v3
 #endif
 cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, enum cudaStreamCaptureStatus *status,
                                      unsigned long long *id, cudaGraph_t *graph,
-                                     const cudaGraphNode_t **, const cudaGraphEdgeData **,
+                                     const cudaGraphNode_t **before, const cudaGraphEdgeData **,
                                      size_t *count)
 {
     cudaError_t error = emu::check_stream(stream);
@@ -494,6 +512,8 @@ cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, enum cudaStreamCapture
         *id = capture->id;
     if (count != nullptr)
         *count = stream->frontier.size();
+    if (before != nullptr && capture != nullptr && stream->frontier.size() == 1)
+        *before = &node_kinds[capture->plan->nodes[stream->frontier[0]].is_kernel];
     return cudaSuccess;
 }
 

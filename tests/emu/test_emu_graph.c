@@ -579,10 +579,35 @@ static void test_early_start_behind_a_join(void **state)
     }
 }
 
+/* Nor does it behind a copy, in a capture. */
+static void test_early_start_behind_a_copy(void **state)
+{
+    cudaStream_t stream = rig_stream();
+    uint32_t *x = rig_pinned(2), *y = rig_pinned(1);
+    cudaGraph_t graph;
+    rig_capture_begin(stream);
+    OK(cudaMemsetAsync(x, 7, sizeof *x, stream));
+    FAILS(cudaErrorNotSupported, (cudaError_t)rig_take_at_once(stream, x + 1, x));
+    FAILS(cudaErrorStreamCaptureInvalidated, cudaStreamEndCapture(stream, &graph));
+    rig_capture_begin(stream);
+    OK(rig_take(stream, y, x, 0)); /* the first node */
+    OK(cudaMemsetAsync(x, 7, sizeof *x, stream));
+    OK(rig_take(stream, x + 1, x, 0));
+    OK(rig_take(stream, y, x + 1, 0)); /* early: after a kernel */
+    cudaGraphExec_t exec = rig_capture_end(stream);
+    const uint64_t before = rig_counts().early_starts;
+    OK(cudaGraphLaunch(exec, stream));
+    OK(cudaStreamSynchronize(stream));
+    assert_int_equal(*y, 0x07070707);
+    assert_int_equal(rig_counts().early_starts - before, 2);
+    OK(cudaGraphExecDestroy(exec));
+}
+
 int main(void)
 {
     return unit_run_each(rig_begin, rig_end, test_replay, test_launches_in_order,
                          test_words_in_graph, test_unjoined, test_refused_calls, test_modes,
                          test_batch, test_batch_arguments, test_driver_symbols, test_products,
-                         test_early_start, test_early_start_behind_a_join);
+                         test_early_start, test_early_start_behind_a_join,
+                         test_early_start_behind_a_copy);
 }
