@@ -579,8 +579,8 @@ static void test_early_start_behind_a_join(void **state)
     }
 }
 
-/* Nor does it behind a copy, in a capture. */
-static void test_early_start_behind_a_copy(void **state)
+/* Nor does it after a copy, in a capture. */
+static void test_early_start_after_a_copy(void **state)
 {
     cudaStream_t stream = rig_stream();
     uint32_t *x = rig_pinned(2), *y = rig_pinned(1);
@@ -609,5 +609,5 @@ int main(void)
                          test_words_in_graph, test_unjoined, test_refused_calls, test_modes,
                          test_batch, test_batch_arguments, test_driver_symbols, test_products,
                          test_early_start, test_early_start_behind_a_join,
-                         test_early_start_behind_a_copy);
+                         test_early_start_after_a_copy);
 }
