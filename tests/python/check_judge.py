@@ -251,6 +251,7 @@ class Judged(unittest.TestCase):
                             (["--url", "u"], "--record makes the file"),
                             (["--url", "u", "--full", "nowhere"], "no such file"),
                             (["--url", "u", "--full", "http://u", "--sweep", "budget=1"], "leave --sweep"),
+                            (["--url", "u", "--full", "http://u", "--budget", "full"], "is what full attention itself"),
                             (["--url", "u", "--full", __file__, "--lengths", "8K"], "brings its questions along"),
                             (["--model", "m", "--budget", "many"], "budget many: give 1024, or 1024+5%"),
                             (["--model", "m", "--sweep", "512"], "--sweep is budget=A,B"),

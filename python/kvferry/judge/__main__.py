@@ -19,7 +19,7 @@ from typing import Any, Dict, List, Optional
 
 from .._errors import Error
 from . import programs, report, servers, tasks, texts, work
-from .record import AGAIN, Record, Refused
+from .record import AGAIN, FULL, Record, Refused
 
 RULER = [name for name in tasks.TASKS if name != "mrcr"]
 
@@ -83,6 +83,8 @@ def wrong(args: argparse.Namespace) -> Optional[str]:
         return "a server has its budget and settings from its start; leave --sweep and --set out"
     if args.sweep and (args.budget or not args.sweep.startswith("budget=")):
         return "--sweep is budget=A,B,..., in place of --budget"
+    if args.url and args.budget in (FULL, AGAIN):
+        return "--budget %s is what full attention itself is called; say the number of tokens, or whole" % args.budget
     if not all("=" in one for one in args.set):
         return "--set is NAME=VALUE"
     return next(("budget %s: give 1024, or 1024+5%%" % b for b in budgets_of(args) if args.model and not is_budget(b)), None)
