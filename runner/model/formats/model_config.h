@@ -85,11 +85,6 @@ typedef struct kvf_model_config {
     char note[512]; /**< for the user, or empty */
 } kvf_model_config;
 
-static inline bool kvf_model_layer_has_window(const kvf_model_config *config, uint32_t layer)
-{
-    return config->window != 0 && config->window_mask[(size_t)layer * config->kv_heads] == 0;
-}
-
 typedef struct kvf_weights kvf_weights;
 
 /**

@@ -68,10 +68,6 @@ static inline vf vf_load_fp16(const uint16_t *p)
 {
     return kvf_fp16_to_float(*p);
 }
-static inline vf vf_load_i8(const int8_t *p)
-{
-    return (float)*p;
-}
 static inline void vf_store(float *p, vf v)
 {
     *p = v;
