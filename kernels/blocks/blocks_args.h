@@ -526,13 +526,15 @@ KVF_INLINE uint32_t kvf_rows_is_bad(const kvf_rows_args *a, uint32_t row)
     return is_long | ((uint32_t)(length != 0) & (uint32_t)((uint32_t)region >= regions));
 }
 
-/* Physical block of block `block` of a row, or UINT32_MAX if its id is none. */
-KVF_INLINE uint32_t kvf_rows_physical(const kvf_rows_args *a, uint32_t row, uint32_t block)
+/* Physical block of block `block` of a row, or UINT32_MAX if its id is none; `c` is a->blocks, or a
+ * copy. What follows waits for no id. */
+KVF_INLINE uint32_t kvf_rows_physical(const kvf_rows_args *a, const kvf_physical_blocks *c,
+                                      uint32_t row, uint32_t block)
 {
-    const kvf_physical_blocks *c = a->blocks;
-    const int32_t id = a->table[(size_t)row * a->table_stride + block / c->id_blocks];
-    return id < 0 || (uint32_t)id >= c->ids ? UINT32_MAX
-                                            : (uint32_t)id * c->id_blocks + block % c->id_blocks;
+    const uint32_t at = block / c->id_blocks, part = block - at * c->id_blocks;
+    const int32_t id = a->table[(size_t)row * a->table_stride + at];
+    const uint32_t is_none = (uint32_t)(id < 0) | (uint32_t)((uint32_t)id >= c->ids);
+    return is_none ? UINT32_MAX : (uint32_t)id * c->id_blocks + part;
 }
 
 /* The outputs of row `task` that are no answers. */

@@ -15,14 +15,25 @@
 #define THREADS_MIN 128u
 #define THREADS_MAX 1024u
 #define EACH        4u
-#define SHARED      sizeof(uint32_t)
+#define LEAST       16u /* bytes, of one number */
+#define SHARED      (LEAST + sizeof(kvf_physical_blocks))
+
+/* The description in shared memory, after the next barrier: what is stored elsewhere could be part
+ * of it, so it would be loaded again after every store. */
+static __device__ __forceinline__ const kvf_physical_blocks *describe(const kvf_rows_args &a)
+{
+    uint32_t *to = (uint32_t *)(kvf_shared() + LEAST);
+    for (uint32_t i = threadIdx.x; i < sizeof *a.blocks / sizeof *to; i += blockDim.x)
+        to[i] = ((const uint32_t *)a.blocks)[i];
+    return (const kvf_physical_blocks *)to;
+}
 
 /* Blocks first, first + blockDim.x and so on of the row, EACH of them, and their physical blocks.
  * Returns what fill_blocks does, of these. */
-static __device__ __forceinline__ uint32_t fill_some(const kvf_rows_args &a, uint32_t number,
+static __device__ __forceinline__ uint32_t fill_some(const kvf_rows_args &a,
+                                                     const kvf_physical_blocks *c, uint32_t number,
                                                      const kvf_row *row, uint32_t first)
 {
-    const kvf_physical_blocks *c = a.blocks;
     const kvf_paging *p = &c->paging;
     const kvf_physical_pool pool = kvf_physical_pool_of(c);
     const uint32_t blocks = kvf_row_blocks(p, row), homes = row->ring ? row->sealed : blocks;
@@ -32,7 +43,8 @@ static __device__ __forceinline__ uint32_t fill_some(const kvf_rows_args &a, uin
     char *home[EACH];
 #pragma unroll
     for (uint32_t i = 0; i < EACH; i++)
-        block[i] = kvf_rows_physical(&a, number, kvf_min_u32(first + i * blockDim.x, blocks - 1));
+        block[i] =
+            kvf_rows_physical(&a, c, number, kvf_min_u32(first + i * blockDim.x, blocks - 1));
 #pragma unroll
     for (uint32_t i = 0; i < EACH; i++) {
         const uint32_t at = block[i] == UINT32_MAX ? 0 : block[i];
@@ -60,13 +72,14 @@ static __device__ __forceinline__ uint32_t fill_some(const kvf_rows_args &a, uin
 
 /* The row's blocks and physical blocks. Returns, of those that the thread met, the first token that
  * is not finite, 0 if an id is none, or UINT32_MAX. */
-static __device__ __forceinline__ uint32_t fill_blocks(const kvf_rows_args &a, uint32_t number,
-                                                       const kvf_row *row)
+static __device__ __forceinline__ uint32_t fill_blocks(const kvf_rows_args &a,
+                                                       const kvf_physical_blocks *c,
+                                                       uint32_t number, const kvf_row *row)
 {
     uint32_t bad = UINT32_MAX;
-    for (uint32_t first = threadIdx.x; first < kvf_row_blocks(&a.blocks->paging, row);
+    for (uint32_t first = threadIdx.x; first < kvf_row_blocks(&c->paging, row);
          first += EACH * blockDim.x)
-        bad = kvf_min_u32(bad, fill_some(a, number, row, first));
+        bad = kvf_min_u32(bad, fill_some(a, c, number, row, first));
     return bad;
 }
 
@@ -95,7 +108,7 @@ static __device__ __forceinline__ bool is_bad(const kvf_rows_args &a, uint32_t n
 static __global__ void __launch_bounds__(THREADS_MAX)
     make_rows(const __grid_constant__ kvf_rows_args a)
 {
-    const kvf_physical_blocks *c = a.blocks;
+    const kvf_physical_blocks *c = describe(a);
     const kvf_paging *p = &c->paging;
     const uint32_t number = blockIdx.x, length = (uint32_t)a.lengths[number];
     const uint32_t expected = kvf_rows_expected(&a, number);
@@ -105,7 +118,7 @@ static __global__ void __launch_bounds__(THREADS_MAX)
     kvf_row row = kvf_physical_row(c, a.layer, number, region, is_none ? 0 : length);
     if (expected)
         row.ring = NULL;
-    const uint32_t bad = block_least(is_none ? 0 : fill_blocks(a, number, &row));
+    const uint32_t bad = block_least(is_none ? 0 : fill_blocks(a, c, number, &row));
     const bool is_empty = bad == 0 || (bad != UINT32_MAX && !expected);
     for (uint32_t b = threadIdx.x; is_empty && b < kvf_div_ceil_u32(expected, p->block_size);
          b += blockDim.x)

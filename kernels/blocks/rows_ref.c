@@ -18,7 +18,7 @@ static uint32_t fill_blocks(const kvf_rows_args *a, uint32_t task, const kvf_row
     uint32_t *physical = c->physical + (size_t)task * p->blocks_max;
     uint32_t bad = UINT32_MAX;
     for (uint32_t b = 0; b < kvf_row_blocks(p, row); b++) {
-        const uint32_t block = kvf_rows_physical(a, task, b);
+        const uint32_t block = kvf_rows_physical(a, c, task, b);
         const uint32_t tokens = kvf_min_u32(p->block_size, row->length - b * p->block_size);
         if (block == UINT32_MAX) {
             bad = 0;
