@@ -38,7 +38,7 @@ static inline void kvf_extent_cut(kvf_layer_extent *e, uint32_t length, uint32_t
     e->sealed = sealed;
 }
 
-/* What a cut brings back, and what an eviction left. */
+/* Blocks that a cut brings back, and tokens that an eviction left. */
 typedef struct kvf_layer_cut {
     uint32_t kept;  /* tokens that an eviction chose, per KV head its own; 0: none did */
     uint32_t spare; /* blocks[spare - 1] is in the spare block as it was; 0: none is */

@@ -302,7 +302,7 @@ static void nodes_are_as_few_as_they_should_be(void **state)
         if (ways[i].forks)
             make_fork(&b);
         record(&b);
-        const uint32_t narrow = cc.tensors == KVF_TENSORS_FP32 ? LAYERS : 0; /* a node more in each */
+        const uint32_t narrow = cc.tensors == KVF_TENSORS_FP32 ? LAYERS : 0; /* more nodes */
         const uint32_t chain = 1 + ways[i].nodes + narrow;
         assert_int_equal(kvf_recording_nodes(b.recording), chain);
         assert_int_equal(chain_nodes(chain), chain);
