@@ -170,8 +170,10 @@ int main(void)
             x[i] = expected[i] = draw();
         forward(attend_with_kvferry, token, x);
         forward(attend_by_a_loop, token, expected);
-        for (uint32_t i = 0; i < WIDTH; i++)
-            worst = fmax(worst, fabs((double)x[i] - (double)expected[i]));
+        for (uint32_t i = 0; i < WIDTH; i++) {
+            const double apart = fabs((double)x[i] - (double)expected[i]);
+            worst = apart <= worst ? worst : isnan(apart) ? INFINITY : apart;
+        }
         if (token == WINDOW - 1 || token + 1 == TOKENS)
             printf("%u tokens: hidden state %.4f, by a loop %.4f, at most %.1e apart\n", token + 1,
                    (double)x[0], (double)expected[0], worst);
