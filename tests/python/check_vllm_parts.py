@@ -630,7 +630,7 @@ class Admission(unittest.TestCase):
         return types.SimpleNamespace(**{**dict(
             settings=settings, requests=256, text=text, ranks=1, stages=1, ranks_in_all=1, number=0, card_bytes=None,
             dtype=np.dtype("float32"), tokens=4096, folder="/nowhere", share_of_card=0.9, tokens_of_a_pass=2048,
-            block_tokens=32, block_tokens_were_said=True, graph_sizes=None), **changes})
+            block_tokens=32, block_tokens_were_said=True, graph_sizes=None, layers_in_all=8), **changes})
 
     def settled(self, **changes):
         engine = self.engine(**changes)
@@ -669,7 +669,7 @@ class Admission(unittest.TestCase):
         """By the size of a card, without a look at it."""
         text = types.SimpleNamespace(to_dict=lambda: LLAMA_8B)
         engine = self.settled(card_bytes=int(23.5 * GIB), dtype=np.dtype("float16"), text=text, tokens=131072, share_of_card=0.92,
-                              settings={"kvferry": {"admit": "resident", "host_memory": "64GiB"}})
+                              layers_in_all=32, settings={"kvferry": {"admit": "resident", "host_memory": "64GiB"}})
         self.assertTrue(4 < engine.requests < 40, engine.requests)
 
     def test_what_cannot_be_counted(self):
