@@ -7,7 +7,7 @@
  * kept queries, its static set, and what a cut or an eviction needs.
  *
  * Knows counts alone. A group is written by its functions here and by nothing else, but for a row
- * that is emptied, copied or restored, which gets it whole.
+ * that is emptied, copied or restored, and for a copy of one as it was some tokens ago.
  */
 
 #include "common/base.h"
@@ -29,7 +29,7 @@ static inline void kvf_extent_begin(kvf_layer_extent *e)
 static inline void kvf_extent_append(kvf_layer_extent *e, uint32_t tokens, uint32_t sealed)
 {
     e->length += tokens;
-    e->sealed = e->sealed < sealed ? sealed : e->sealed;
+    e->sealed = kvf_max_u32(e->sealed, sealed);
 }
 
 static inline void kvf_extent_cut(kvf_layer_extent *e, uint32_t length, uint32_t sealed)

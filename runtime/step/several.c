@@ -31,13 +31,11 @@ typedef enum effect { EFFECT_NONE, EFFECT_SEALS, EFFECT_ALONE } effect;
 
 static effect advance(const kvf_kv_group *kv_group, kvf_layer *at)
 {
-    at->extent.length++;
-    const uint32_t sealed =
-        kvf_max_u32(at->extent.sealed, kvf_sealed_blocks(kv_group, at->extent.length));
-    const bool seals = sealed > at->extent.sealed,
-               is_due = kvf_refresh_is_due(kv_group, at, sealed);
+    const uint32_t before = at->extent.sealed;
+    kvf_extent_append(&at->extent, 1, kvf_sealed_blocks(kv_group, at->extent.length + 1));
+    const bool seals = at->extent.sealed > before;
+    const bool is_due = kvf_refresh_is_due(kv_group, at, at->extent.sealed);
     const bool is_alone = is_due || kvf_verify_is_due(kv_group, at);
-    at->extent.sealed = sealed;
     kvf_refresh_step(&at->refresh, is_due);
     if (is_due)
         kvf_refresh_was_exact(&at->refresh);

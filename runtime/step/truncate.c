@@ -80,13 +80,14 @@ static void cut_layer(kvf_sequence *sequence, uint32_t index, uint32_t length)
 /* ---- on the device ---- */
 
 /* Blocks that are in the window again, from the pool. */
-static kvf_status bring_window(kvf_step *step, const kvf_layer *layer, uint32_t sealed_before)
+static kvf_status bring_window(kvf_step *step, const kvf_layer *layer)
 {
     kvf_kv_group *kv_group = step->kv_group;
     const kvf_paging *p = &kv_group->dims.paging;
     const kvf_row *row = &step->row_host[layer->index];
-    const uint32_t end = kvf_min_u32(sealed_before, kvf_row_blocks(p, row));
-    if (row->sealed < sealed_before)
+    const uint32_t before = layer->extent.sealed_before;
+    const uint32_t end = kvf_min_u32(before, kvf_row_blocks(p, row));
+    if (row->sealed < before)
         KVF_TRY(kvf_arena_shorten(step, layer, row->sealed));
     for (uint32_t b = row->sealed; b < end && !kvf_quantizes_pages(kv_group); b++)
         KVF_TRY(kv_group->device->ops->copy(step->stream, kvf_row_ring_block(p, row, b),
@@ -134,15 +135,14 @@ static kvf_status enqueue_cut(kvf_step *step, kvf_sequence *sequence, uint32_t t
     kvf_fork_take(step);
     for (uint32_t i = 0; i < step->cache->config.layers; i++) {
         kvf_layer *layer = &sequence->layers[i];
-        const uint32_t length = length_after(&sequence->layers[i], tokens),
-                       sealed = layer->extent.sealed;
+        const uint32_t length = length_after(layer, tokens);
         if (layer->kv_group != kv_group)
             continue;
-        layer->extent.sealed_before = sealed;
+        kvf_extent_begin(&layer->extent);
         if (length && length < layer->extent.length)
             cut_layer(sequence, i, length);
         step->row_host[layer->index] = kvf_step_row(kv_group, layer);
-        KVF_TRY(bring_window(step, layer, sealed));
+        KVF_TRY(bring_window(step, layer));
     }
     /* Tokens that are not sealed lie in the ring: sealed_before == sealed. */
     const kvf_table_args table = {
