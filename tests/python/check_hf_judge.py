@@ -44,8 +44,8 @@ class Door(unittest.TestCase):
         cls.said = tasks.Document(text_of(300), tasks.Task("text", " " + text_of(24), tokens=12))
         cls.said.name, cls.said.length, cls.said.sample = "text", 300, 0
 
-    def ask(self, document, side, which=(0,), door=None):
-        return [told for _, told in (door or self.door).ask(document, which, side)]
+    def ask(self, document, side, which=(0,)):
+        return [told for _, told in self.door.ask(document, which, side)]
 
     def test_settings_of_a_side(self):
         self.assertEqual(models.settings_of("1024"), {"budget_tokens": 1024})
