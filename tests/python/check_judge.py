@@ -137,7 +137,7 @@ class Judged(unittest.TestCase):
         self.assertIn("likelihoods: none, because given text is a prompt to this server", out)
         self.assertIn("calls of functions: none, because", out)
         self.assertIn("long answer: the same; 10 tokens with full, 10 here", out)
-        self.assertIn("measured share of attention: 0.7500", out)
+        self.assertIn("measured share of attention: 0.7500; no document lost an answer, so how well it foresees", out)
         self.assertEqual([self.total("again")[k] for k in ("full", "mine", "worse", "better")], [6, 6, 0, 0])
 
     def test_a_server_that_is_wrong_on_purpose(self):
@@ -149,6 +149,9 @@ class Judged(unittest.TestCase):
         self.assertEqual((row["worse"], row["better"], row["full"], row["mine"]), (lost, 0, QUESTIONS, QUESTIONS - lost))
         self.assertLess(row["interval"][0], row["kept"])
         self.assertIn("less than 99.0%", out)
+        foresight = self.told()["sides"]["kvferry"]["foresight"]
+        self.assertEqual((foresight["share"], foresight["interval"], sum(foresight["documents"])), (1.0, [1.0, 1.0], 9))
+        self.assertIn("0.7500 in %d others: lower in 100%% of pairs (100 to 100" % foresight["documents"][1], out)
 
     def test_full_attention_that_cannot_is_not_judged(self):
         status, out = self.run_judge("--url", self.server().url, "--full", self.server(is_wrong=lambda prompt: True).url, *ASKED)

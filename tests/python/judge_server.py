@@ -2,7 +2,7 @@
 """A server that speaks OpenAI's interface and finds needles by looking for them: for check_judge.py.
 
 It answers rightly, or wrongly where it is told to; it dies and lives again; it counts as kvferry does in vLLM; or it
-gives tokens one by one as llama-server does. A token is a word.
+gives tokens one by one as llama-server does. A token is a word. Wrong answers attend to less, as its counters say.
 """
 import http.server
 import json
@@ -24,7 +24,7 @@ class Server(http.server.ThreadingHTTPServer):
         self.is_wrong, self.lives, self.selects = is_wrong, lives, selects
         self.is_llama, self.nats, self.calls = is_llama, nats, calls
         self.refuses, self.counts = refuses, counts
-        self.asked, self.steps = [], 0 # prompts that were answered
+        self.asked, self.steps, self.recall = [], 0, 0.0 # prompts that were answered
         threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
 
     @property
@@ -60,7 +60,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         elif self.path == "/metrics" and s.selects is not None:
             self.reply("".join('kvferry:%s{rank="0"} %g\n' % pair for pair in (
                 ("steps_total", s.steps), ("request_selected_tokens_sum", s.selects * s.steps),
-                ("heads_verified_total", s.steps), ("recall_total", 0.75 * s.steps))))
+                ("heads_verified_total", s.steps), ("recall_total", s.recall))))
         elif self.path == "/props" and s.is_llama:
             self.reply({})
         else:
@@ -88,9 +88,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def answer(self, prompt):
         s = self.server
-        said = "123" if s.is_wrong(prompt) else ", ".join(found(prompt)) if "What " in prompt else "once upon a time"
+        is_wrong = s.is_wrong(prompt)
+        said = "123" if is_wrong else ", ".join(found(prompt)) if "What " in prompt else "once upon a time"
         s.asked.append(prompt)
         s.steps += 9
+        s.recall += 9 * (0.5 if is_wrong else 0.75)
         self.reply({"choices": [{"text": " " + said}], "usage": {"prompt_tokens": len(prompt.split()), "completion_tokens": 10}})
 
     def call(self, body):

@@ -4,6 +4,7 @@
 Intervals hold 95%: for what is compared with full attention a bootstrap over documents, whose questions hang
 together, with a fixed seed.
 """
+import bisect
 import math
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
@@ -97,5 +98,8 @@ def repetition(text: str) -> float:
 def foresight(measure: Sequence[float], lost: Sequence[bool]) -> Optional[float]:
     """How well a low measure tells which documents lost answers: the share of pairs, one that lost and one that did
     not, in which it is lower (the area under the ROC curve; 0.5 = chance). None = there is no such pair."""
-    pairs = [(x, y) for x, a in zip(measure, lost) if a for y, b in zip(measure, lost) if not b]
-    return sum((x < y) + 0.5 * (x == y) for x, y in pairs) / len(pairs) if pairs else None
+    of_lost, others = (sorted(x for x, is_lost in zip(measure, lost) if is_lost == wanted) for wanted in (True, False))
+    if not of_lost or not others:
+        return None
+    above = sum(2 * len(others) - bisect.bisect_left(others, x) - bisect.bisect_right(others, x) for x in of_lost)
+    return above / (2 * len(of_lost) * len(others))

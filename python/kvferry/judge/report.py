@@ -155,15 +155,33 @@ def served(record: Record, side: str, length: Optional[int] = None) -> Optional[
             "recall": out["recall"] / out["heads"] if out["heads"] else None}
 
 
-def foresight(record: Record, side: str) -> Optional[float]:
-    """How well the measured share of attention tells the documents that lost answers from the others."""
+def foresight(record: Record, side: str) -> Optional[Dict[str, Any]]:
+    """How well the measured share of attention tells the documents that lost answers from those that lost none, of
+    documents with something to lose. None = it is not measured."""
     measure, lost = [], []
     for d, full, mine in pairs(record, side, lambda doc: is_question(doc.tasks[0].kind)):
         counted = [one["served"] for one in mine if one.get("served") and one["served"]["heads"]]
-        if counted:
+        of_full, of_mine = (sum(scores(record, d, answers)) for answers in (full, mine))
+        if counted and of_full:
             measure.append(sum(c["recall"] for c in counted) / sum(c["heads"] for c in counted))
-            lost.append(sum(scores(record, d, mine)) < sum(scores(record, d, full)))
-    return figures.foresight(measure, lost)
+            lost.append(of_mine < of_full)
+    if not measure:
+        return None
+    groups = [[x for x, is_lost in zip(measure, lost) if is_lost == wanted] for wanted in (True, False)]
+    interval = figures.bootstrap(len(lost), lambda at: figures.foresight(
+        [measure[i] for i in at], [lost[i] for i in at]))
+    return {"documents": [len(group) for group in groups], "measured": [sum(g) / len(g) if g else None for g in groups],
+            "share": figures.foresight(measure, lost), "interval": interval}
+
+
+def foreseen(told: Dict[str, Any]) -> str:
+    """The same for readers."""
+    if told["share"] is None:
+        return "%s lost an answer, so how well it foresees that is not known" % (
+            "no document" if not told["documents"][0] else "every document")
+    (lost, others), (of_lost, of_others) = told["measured"], told["documents"]
+    return ("%.4f in %d documents that lost answers, %.4f in %d others: lower in %.0f%% of pairs (%.0f to %.0f; 50 is "
+            "chance)") % (lost, of_lost, others, of_others, *(100 * x for x in (told["share"], *told["interval"])))
 
 
 # ---- the verdict ----
@@ -249,14 +267,13 @@ def of_side(record: Record, side: str, told: List[Dict[str, Any]]) -> List[str]:
     name = "full again (the control)" if side == AGAIN else budget_shown(side)
     out = ["", "## %s" % name, ""] + (table(told) + [""] if told else [])
     out += ["- " + line for line in others(record, side)]
-    counts, foreseen = served(record, side), foresight(record, side)
+    counts, measured = served(record, side), foresight(record, side)
     if counts and side != AGAIN:
         out.append("- served: of %d judged steps %d selected, %d attended densely, %d were another cache's" % (
             counts["steps"], counts["selected"], counts["densely"], counts["elsewhere"]))
         if counts["recall"] is not None:
-            out.append("- measured share of attention: %.4f%s" % (counts["recall"], "" if foreseen is None else (
-                "; it tells a document that lost answers from one that did not in %.0f%% of pairs (50%% is chance)" % (
-                    100 * foreseen))))
+            out.append("- measured share of attention: %.4f%s" % (
+                counts["recall"], "; " + foreseen(measured) if measured else ""))
     elif not counts and told and side != AGAIN:
         out.append("- served: the engine has no counters of kvferry, so who attended is not known")
     return out
