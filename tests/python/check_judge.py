@@ -118,7 +118,7 @@ class Judged(unittest.TestCase):
         """(exit status, output)"""
         out = io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out), self.assertRaises(SystemExit) as ended:
-            judge.main([*given, "--out", os.path.join(self.folder, "out")])
+            judge.main(["--out", os.path.join(self.folder, "out"), *given])
         return ended.exception.code, out.getvalue()
 
     def told(self):
@@ -213,6 +213,19 @@ class Judged(unittest.TestCase):
         self.assertEqual(status, 0)
         self.assertIn("whether steps selected is not known", out)
 
+    def test_what_llama_server_writes(self):
+        log = os.path.join(self.folder, "log.txt")
+        for is_half, status, shares in ((False, 0, (1.0, 0.0)), (True, 3, (0.5, 0.5))):
+            with open(log, "w", encoding="utf-8") as f:
+                f.write("kvferry: loaded into llama.cpp\n")
+            got, out = self.run_judge("--url", self.server(log=log, is_half=is_half).url, "--full", self.server().url,
+                                      "--log", log, *ASKED, "--out", os.path.join(self.folder, "half %d" % is_half))
+            self.assertEqual(got, status, out)
+            self.assertNotIn("is not known", out.splitlines()[-1])
+            with open(os.path.join(self.folder, "half %d" % is_half, "judge.json"), encoding="utf-8") as f:
+                served = json.load(f)["sides"]["kvferry"]["served"]
+            self.assertEqual((served["selected"] / served["steps"], served["elsewhere"] / served["steps"]), shares)
+
     def test_one_that_refuses_a_question(self):
         """It is told, and the others are judged; 1 of 9 is too much for a verdict that counts."""
         refused = []
@@ -258,6 +271,7 @@ class Judged(unittest.TestCase):
                             (["--url", "u", "--full", __file__, "--lengths", "8K"], "brings its questions along"),
                             (["--model", "m", "--budget", "many"], "budget many: give 1024, or 1024+5%"),
                             (["--model", "m", "--sweep", "512"], "--sweep is budget=A,B"),
+                            (["--url", "u", "--full", "http://u", "--log", "nowhere"], "it is a file of the server"),
                             (["--model", "m", "--set", "x"], "--set is NAME=VALUE"),
                             (["--url", "http://127.0.0.1:9/v1", "--full", "http://127.0.0.1:9/v1"], "does not answer"),
                             (["--url", self.server().url, "--full", self.server().url, "--text", self.folder], "too few")):

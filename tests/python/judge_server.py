@@ -14,16 +14,17 @@ import threading
 class Server(http.server.ThreadingHTTPServer):
     """is_wrong(prompt): whether the answer is to be wrong. lives: requests until it dies. selects: share of steps
     that its counters say have selected; None = it has none. is_llama, nats: likelihoods, and how far off they are.
-    calls: whether it calls functions rightly; None = it takes no tools. refuses(prompt): with 400. counts: tokens"""
+    calls: whether it calls functions rightly; None = it takes no tools. refuses(prompt): with 400. counts: tokens.
+    log: a file that gets the plug-in's summary, in which half of the steps are llama.cpp's if is_half"""
 
     daemon_threads = True
 
     def __init__(self, is_wrong=lambda prompt: False, lives=math.inf, selects=None, is_llama=False, nats=0.0, calls=None,
-                 refuses=lambda prompt: False, counts=True):
+                 refuses=lambda prompt: False, counts=True, log=None, is_half=False):
         super().__init__(("127.0.0.1", 0), Handler)
         self.is_wrong, self.lives, self.selects = is_wrong, lives, selects
         self.is_llama, self.nats, self.calls = is_llama, nats, calls
-        self.refuses, self.counts = refuses, counts
+        self.refuses, self.counts, self.log, self.is_half = refuses, counts, log, is_half
         self.asked, self.steps, self.recall = [], 0, 0.0 # prompts that were answered
         threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
 
@@ -93,6 +94,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
         s.asked.append(prompt)
         s.steps += 9
         s.recall += 9 * (0.5 if is_wrong else 0.75)
+        if s.log:
+            with open(s.log, "a", encoding="utf-8") as f:
+                f.write("srv stop: tokens=10\nkvferry: attended served=%d stock=%d tokens=%d held=%d\n" % (
+                    s.steps, s.steps * s.is_half, s.steps, 2 * s.steps))
         self.reply({"choices": [{"text": " " + said}], "usage": {"prompt_tokens": len(prompt.split()), "completion_tokens": 10}})
 
     def call(self, body):

@@ -41,7 +41,8 @@ def arguments(given: Optional[List[str]]) -> argparse.Namespace:
     who.add_argument("--command", metavar="PROGRAM", nargs="?", const="kvferry", help="the runner, with --model")
     who.add_argument("--name", help="of a server's model; the first that it has")
     who.add_argument("--chat", action="store_true", help="servers are asked by messages")
-    who.add_argument("--budget", metavar="N[+P%%]", help="1024; of a server it is what the report calls it")
+    who.add_argument("--log", metavar="FILE", help="what a llama-server at --url writes, with KVFERRY_LLAMA=log=1s")
+    who.add_argument("--budget", metavar="N[+P%]", help="1024; of a server it is what the report calls it")
     who.add_argument("--set", metavar="NAME=VALUE", action="append", default=[], help="a setting of kvferry, with --model")
     who.add_argument("--verify", metavar="N", type=int, default=16, help="measure the share of attention every N steps (16)")
     what = parser.add_argument_group("what is asked")
@@ -85,6 +86,8 @@ def wrong(args: argparse.Namespace) -> Optional[str]:
         return "--sweep is budget=A,B,..., in place of --budget"
     if args.url and args.budget in (FULL, AGAIN):
         return "--budget %s is what full attention itself is called; say the number of tokens, or whole" % args.budget
+    if args.log and not (args.url and os.path.exists(args.log)):
+        return "--log %s: it is a file of the server at --url" % args.log
     if not all("=" in one for one in args.set):
         return "--set is NAME=VALUE"
     return next(("budget %s: give 1024, or 1024+5%%" % b for b in budgets_of(args) if args.model and not is_budget(b)), None)
@@ -125,7 +128,8 @@ def wanted(args: argparse.Namespace) -> work.Wanted:
 def engine_of(args: argparse.Namespace, url: str) -> Any:
     """Who is asked."""
     if args.url:
-        return servers.Server(url, args.name, os.environ.get("OPENAI_API_KEY", ""), args.chat)
+        return servers.Server(url, args.name, os.environ.get("OPENAI_API_KEY", ""), args.chat,
+                              args.log if url == args.url else None)
     if args.command:
         return programs.Program(args.command, args.model, args.verify)
     from . import models

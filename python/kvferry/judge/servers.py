@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Servers of any engine that speak OpenAI's interface, asked by the standard library's HTTP.
 
-Knows the interface, and of two engines what it does not have: counters of kvferry in vLLM's /metrics, and
-llama-server's own way to go on by one token. Questions of a document are asked one after the other, so that what
-the server keeps of a prefix serves all of them.
+Knows the interface, and of two engines what it does not have: counters of kvferry in vLLM's /metrics and in what
+llama-server writes, and that one's own way to go on by one token. Questions of a document are asked one after the
+other, so that what the server keeps of a prefix serves all of them.
 """
 import http.client
 import json
+import os
 import re
 import time
 import urllib.error
@@ -21,6 +22,7 @@ TRIES, WAIT_SECONDS, LIMIT_SECONDS = 3, 2.0, 3600.0
 EXACT_CHARS = 6000 # of a longer text the number of tokens is estimated, where a server only counts what it answers
 COUNTERS = {"selected": "request_selected_tokens_sum", "steps": "steps_total", "heads": "heads_verified_total",
             "recall": "recall_total"}
+LOG_END = 1 << 14 # bytes of a log, in which the latest summary is
 NO_STEPS = ("given text is a prompt to this server, which it reads densely whatever the budget; Transformers, the "
             "command and llama-server take it token by token")
 
@@ -43,10 +45,12 @@ class Server:
     url    with /v1
     name   of the model; the first one that the server has
     chat   questions are messages
+    log    the file that a llama-server with kvferry writes
     """
 
-    def __init__(self, url: str, name: Optional[str] = None, key: str = "", chat: bool = False) -> None:
-        self.url, self.chat, self.key = url.rstrip("/"), chat, key
+    def __init__(self, url: str, name: Optional[str] = None, key: str = "", chat: bool = False,
+                 log: Optional[str] = None) -> None:
+        self.url, self.chat, self.key, self.log = url.rstrip("/"), chat, key, log
         self.root = re.sub(r"/v\d+$", "", self.url)
         self.model = name or self._first_model()
         self.counts: Dict[str, int] = {}
@@ -167,6 +171,8 @@ class Server:
 
     def _counters(self) -> Optional[Dict[str, float]]:
         """kvferry's, summed over ranks; None = the server has none."""
+        if self.log:
+            return self._summary(self.log)
         if self.counts.get("no counters"):
             return None
         try:
@@ -179,13 +185,33 @@ class Server:
         self.counts["no counters"] = int(COUNTERS["steps"] not in found)
         return None if self.counts["no counters"] else found
 
+    @staticmethod
+    def _summary(path: str) -> Dict[str, float]:
+        """The latest one that the plug-in wrote."""
+        with open(path, "rb") as f:
+            f.seek(max(0, os.path.getsize(path) - LOG_END))
+            lines = re.findall(r"^kvferry: attended (.*)\n", f.read().decode("utf-8", "replace"), re.M)
+        return {name: float(value) for name, value in (w.split("=") for w in lines[-1].split())} if lines else {}
+
     def _served(self, before: Optional[Dict[str, float]], tokens: int) -> Optional[Dict[str, float]]:
-        """Steps of an answer, by who attended. Tokens that selected are counted by the server when a request has ended and
-        another came, so they are those of the request before."""
+        """Steps of an answer, by who attended. vLLM counts tokens that selected when a request has ended and another
+        came, and the plug-in of llama.cpp writes now and then, so they are those of the request before."""
         after = self._counters() if before is not None else None
         if before is None or after is None:
             return None
-        more = {ours: after.get(name, 0.0) - before.get(name, 0.0) for ours, name in COUNTERS.items()}
         steps = max(tokens - 1, 0)
+        if self.log:
+            return self._of_summary({name: after[name] - before.get(name, 0.0) for name in after}, steps)
+        more = {ours: after.get(name, 0.0) - before.get(name, 0.0) for ours, name in COUNTERS.items()}
         out = {"steps": steps, "selected": more["selected"], "elsewhere": 0 if more["steps"] else steps}
         return {**out, "heads": more["heads"], "recall": more["recall"]}
+
+    @staticmethod
+    def _of_summary(more: Dict[str, float], steps: int) -> Optional[Dict[str, float]]:
+        """None = it wrote nothing since the question before."""
+        ours, theirs = more.get("served", 0.0), more.get("stock", 0.0)
+        if not ours + theirs:
+            return None
+        mine = steps * ours / (ours + theirs)
+        return {"steps": steps, "selected": mine if more["tokens"] < more["held"] else 0, "elsewhere": steps - mine,
+                "heads": 0, "recall": 0}
