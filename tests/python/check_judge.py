@@ -10,7 +10,7 @@ import tempfile
 import unittest
 
 from judge_server import Server
-from kvferry.judge import __main__ as judge, figures, record, servers, tasks, texts
+from kvferry.judge import __main__ as judge, figures, record, report, servers, tasks, texts
 
 servers.WAIT_SECONDS = 0.0
 ASKED = ["--lengths", "400", "--samples", "3", "--tasks", "niah_single_2", "niah_multikey_1", "niah_multiquery", "--quick"]
@@ -100,6 +100,50 @@ class Tasks(unittest.TestCase):
                 f.write('{"question": "?", "answers": ["4"]}\n')
             with self.assertRaisesRegex(ValueError, "own.jsonl:4: give"):
                 tasks.read_own(path)
+
+
+class Told(unittest.TestCase):
+    """Of answers that are written here: ten documents at each of two lengths, one question each."""
+
+    @classmethod
+    def setUpClass(cls):
+        task, text = tasks.RulerTask("own", "?", ["yes"], 4), tasks.Task("text", " b", tokens=3)
+        cls.documents = [tasks.Document("", task) for _ in range(20)] + [tasks.Document("", text)]
+        for at, one in enumerate(cls.documents):
+            one.name, one.length, one.sample = "own", (1024, 2048)[at // 10 % 2], at % 10
+
+    def record(self, right, **tops):
+        """right: by side, how many answers are right at both lengths. tops: by side, probability of the likelier token"""
+        made = record.Record("nowhere")
+        made.documents = self.documents
+        for side, counts in {"full": (10, 10), **right}.items():
+            for d in range(20):
+                answer = "yes" if d % 10 < counts[d // 10] else "no"
+                made.said[side, d, 0] = {"answer": answer, "served": {"steps": 3, "selected": 3, "elsewhere": 0, "heads": 0}}
+                made.said[side, d, 0]["served"]["recall"] = 0
+        for side, p in tops.items():
+            made.said[{"control": report.CONTROL}.get(side, side), 20, 0] = {
+                "tops": [[[1, math.log(p)], [2, math.log(1 - p)]]], "pieces": ["b"], "tokens": 2}
+        return made
+
+    def verdict(self, keep=0.9, **right):
+        made = self.record({name[1:]: counts for name, counts in right.items()})
+        sides = [name[1:] for name in right]
+        return report.verdict(made, report.judgements({s: report.rows(made, s) for s in sides}), sides, keep)
+
+    def test_the_smallest_budget_that_keeps_enough(self):
+        line, status = self.verdict(_128=(9, 5), _512=(10, 9), _1024=(10, 10))
+        self.assertEqual(status, 0, line)
+        self.assertRegex(line, r"^128 keeps 90\.0% \(\S+ to 100\.0\) of full on 10 questions at 1K; 512 keeps 90\.0%.* at 2K$")
+        line, status = self.verdict(_128=(9, 5), _512=(10, 8))
+        self.assertEqual(status, 1)
+        self.assertTrue(line.endswith("at 2K, less than 90.0%"), line)
+
+    def test_a_control_that_does_not_differ(self):
+        for p, is_measured in ((0.6, True), (0.9, False)):
+            said = "\n".join(report.of_side(self.record({}, full=0.9, control=p), report.CONTROL, []))
+            self.assertIn("likelihoods: KL %.4f nats" % (0.0 if p == 0.9 else 0.9 * math.log(1.5) + 0.1 * math.log(0.25)), said)
+            self.assertEqual("likelihoods are NOT measured" not in said, is_measured, said)
 
 
 class Judged(unittest.TestCase):
@@ -251,6 +295,20 @@ class Judged(unittest.TestCase):
         self.assertAlmostEqual(told["mean"], 0.5 * math.log(0.5 / p) + 0.5 * math.log(0.5 / (1 - p)), 6)
         self.assertEqual((told["steps"], told["same_top"]), (49, 0.0)) # the first of 50 is read with the prompt
         self.assertEqual(self.told()["sides"]["again"]["likelihoods"]["mean"], 0.0)
+
+    def test_messages(self):
+        status, out = self.run_judge("--url", self.server(selects=1.0).url, "--full", self.server().url, "--chat", *ASKED)
+        self.assertEqual((status, self.total()["mine"]), (0, QUESTIONS), out)
+
+    def test_texts_of_a_user(self):
+        for name, text in (("a.md", "The heron waded in the brook. " * 60), ("b.bin", "unread " * 60), ("c.txt", "An otter slept. " * 60)):
+            with open(os.path.join(self.folder, name), "w", encoding="utf-8") as f:
+                f.write(text)
+        mine = self.server(selects=1.0)
+        status, out = self.run_judge("--url", mine.url, "--full", self.server().url, "--text", self.folder, *ASKED)
+        self.assertEqual(status, 0, out)
+        asked = " ".join(mine.asked)
+        self.assertEqual([word in asked for word in ("heron", "otter", "unread", "Alice")], [True, True, False, False])
 
     def test_calls_of_functions(self):
         self.run_judge("--url", self.server(calls=False).url, "--full", self.server(calls=True).url, *ASKED)

@@ -84,10 +84,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.call(body)
         elif self.path == "/v1/completions":
             self.answer(body["prompt"]) if not s.refuses(body["prompt"]) else self.reply({"error": "too long"}, 400)
+        elif self.path == "/v1/chat/completions":
+            self.answer(body["messages"][0]["content"], is_chat=True)
         else:
             self.reply({"error": "no " + self.path}, 404)
 
-    def answer(self, prompt):
+    def answer(self, prompt, is_chat=False):
         s = self.server
         is_wrong = s.is_wrong(prompt)
         said = "123" if is_wrong else ", ".join(found(prompt)) if "What " in prompt else "once upon a time"
@@ -98,7 +100,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
             with open(s.log, "a", encoding="utf-8") as f:
                 f.write("srv stop: tokens=10\nkvferry: attended served=%d stock=%d tokens=%d held=%d\n" % (
                     s.steps, s.steps * s.is_half, s.steps, 2 * s.steps))
-        self.reply({"choices": [{"text": " " + said}], "usage": {"prompt_tokens": len(prompt.split()), "completion_tokens": 10}})
+        choice = {"message": {"content": said}} if is_chat else {"text": " " + said}
+        self.reply({"choices": [choice], "usage": {"prompt_tokens": len(prompt.split()), "completion_tokens": 10}})
 
     def call(self, body):
         s, function = self.server, body["tools"][0]["function"]
