@@ -103,7 +103,7 @@ class Tasks(unittest.TestCase):
 
 
 class Told(unittest.TestCase):
-    """Of answers that are written here: ten documents at each of two lengths, one question each."""
+    """Answers that are written here: ten documents at each of two lengths, one question each."""
 
     @classmethod
     def setUpClass(cls):
