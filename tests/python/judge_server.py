@@ -59,9 +59,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if self.path == "/v1/models":
             self.reply({"data": [{"id": "words"}]})
         elif self.path == "/metrics" and s.selects is not None:
-            self.reply("".join('kvferry:%s{rank="0"} %g\n' % pair for pair in (
-                ("steps_total", s.steps), ("request_selected_tokens_sum", s.selects * s.steps),
-                ("heads_verified_total", s.steps), ("recall_total", s.recall))))
+            rows = (("steps_total", s.steps), ("request_selected_tokens_sum", s.selects * s.steps),
+                    ("heads_verified_total", s.steps), ("recall_total", s.recall))
+            self.reply("".join('kvferry:%s{rank="0"} %g\n' % row for row in rows if s.steps)) # none before the first pass
         elif self.path == "/props" and s.is_llama:
             self.reply({})
         else:

@@ -169,12 +169,12 @@ class Server:
 
     # -- what was served --
 
-    def _counters(self) -> Optional[Dict[str, float]]:
-        """kvferry's, summed over ranks; None = the server has none."""
+    def _counters(self) -> Dict[str, float]:
+        """kvferry's, summed over ranks; none before the first pass, or of a server that has none."""
         if self.log:
             return self._summary(self.log)
         if self.counts.get("no counters"):
-            return None
+            return {}
         try:
             text = self.send(self.root + "/metrics")
         except (Cannot, Stopped):
@@ -182,8 +182,7 @@ class Server:
         found: Dict[str, float] = {}
         for name, value in re.findall(r"^kvferry:(\w+)(?:\{[^}]*\})? ([-+.\deE]+)$", text if isinstance(text, str) else "", re.M):
             found[name] = found.get(name, 0.0) + float(value)
-        self.counts["no counters"] = int(COUNTERS["steps"] not in found)
-        return None if self.counts["no counters"] else found
+        return found
 
     @staticmethod
     def _summary(path: str) -> Dict[str, float]:
@@ -193,15 +192,15 @@ class Server:
             lines = re.findall(r"^kvferry: attended (.*)\n", f.read().decode("utf-8", "replace"), re.M)
         return {name: float(value) for name, value in (w.split("=") for w in lines[-1].split())} if lines else {}
 
-    def _served(self, before: Optional[Dict[str, float]], tokens: int) -> Optional[Dict[str, float]]:
+    def _served(self, before: Dict[str, float], tokens: int) -> Optional[Dict[str, float]]:
         """Steps of an answer, by who attended. vLLM counts tokens that selected when a request has ended and another
         came, and the plug-in of llama.cpp writes now and then, so they are those of the request before."""
-        after = self._counters() if before is not None else None
-        if before is None or after is None:
-            return None
-        steps = max(tokens - 1, 0)
+        after, steps = self._counters(), max(tokens - 1, 0)
         if self.log:
             return self._of_summary({name: after[name] - before.get(name, 0.0) for name in after}, steps)
+        if COUNTERS["steps"] not in after: # though there was an answer
+            self.counts["no counters"] = 1
+            return None
         more = {ours: after.get(name, 0.0) - before.get(name, 0.0) for ours, name in COUNTERS.items()}
         out = {"steps": steps, "selected": more["selected"], "elsewhere": 0 if more["steps"] else steps}
         return {**out, "heads": more["heads"], "recall": more["recall"]}
