@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * FLASH_ATTN_EXT on a cache of llama.cpp: rows of a step, or chunks of a prompt, become chains,
+ * FLASH_ATTN_EXT on a cache of llama.cpp: rows of a step, or the chunk of a prompt, become chains,
  * stale tokens are put from llama.cpp's own tensors, and one call attends for all of them.
  *
  * A row is served only if its mask is exactly the first cells of a chain, looked at anew for every
@@ -19,7 +19,8 @@
 /** An attention, taken apart. */
 typedef struct operation {
     gg_tensor *node;
-    const gg_tensor *q, *mask, *sinks;
+    const gg_tensor *q, *mask;
+    const float *queries; /* of q, side by side */
     kvl_layer *layer;
     kvl_cache *cache;
     uint32_t stream;          /* the first */
@@ -38,10 +39,7 @@ static int lies_by_rows(const gg_tensor *t, int head, int token)
 
 static kvl_reason take_apart(operation *o)
 {
-    const gg_tensor *q = o->node->src[0], *k = o->node->src[1], *m = o->node->src[3];
-    o->q = q;
-    o->mask = m;
-    o->sinks = o->node->src[4];
+    const gg_tensor *q = o->q, *k = o->node->src[1], *m = o->mask;
     o->cache = o->layer->cache;
     o->stream = (uint32_t)(k->view_offs / o->layer->k->nb[2]);
     if (!m || m->type != GG_F16 || m->ne[2] != 1 || m->ne[0] != k->ne[1] || m->ne[0] % 64 ||
@@ -51,31 +49,23 @@ static kvl_reason take_apart(operation *o)
                                                                              : KVL_LAYOUT;
 }
 
-/* Give a layer its scale, cap and sinks; they stay. */
+/* Scale, cap and sinks; the library knows those of the layer's calls before. */
 static kvl_reason set_attention(const operation *o)
 {
-    kvl_layer *l = o->layer;
-    const size_t bytes = o->cache->shape.query_heads * sizeof(float);
+    const gg_tensor *sinks = o->node->src[4];
     float given[3]; /* scale, slope of ALiBi, cap */
     memcpy(given, o->node->op_params, sizeof given);
-    if (o->sinks && (o->sinks->type != GG_F32 || o->sinks->nb[1] != bytes))
+    if (sinks && (sinks->type != GG_F32 || sinks->ne[0] != o->cache->shape.query_heads))
         return KVL_LAYOUT;
-    if (l->has_params) {
-        const int same = l->scale == given[0] && l->cap == given[2] && !l->sinks == !o->sinks &&
-                         (!l->sinks || !memcmp(l->sinks, o->sinks->data, bytes));
-        return same ? KVL_SERVED : KVL_PARAMS;
-    }
-    if (o->sinks && !l->sinks && !(l->sinks = malloc(bytes)))
-        return KVL_MEMORY;
-    if (o->sinks)
-        memcpy(l->sinks, o->sinks->data, bytes);
     kvf_attention_params params;
     kvf_attention_params_init(&params);
-    params.scale = l->scale = given[0];
-    params.soft_cap = l->cap = given[2];
-    params.sinks = l->sinks;
-    l->has_params = kvf_blocks_attention_params(o->cache->blocks, l->index, &params) == KVF_OK;
-    return l->has_params ? KVL_SERVED : KVL_PARAMS;
+    params.scale = given[0];
+    params.soft_cap = given[2];
+    params.sinks = sinks ? sinks->data : NULL;
+    const int is_known =
+        given[0] > 0.0f &&
+        kvf_blocks_attention_params(o->cache->blocks, o->layer->index, &params) == KVF_OK;
+    return is_known ? KVL_SERVED : KVL_PARAMS;
 }
 
 /* ---- rows ---- */
@@ -102,7 +92,8 @@ static int64_t read_mask(const operation *o, uint32_t row, uint64_t *set, int *s
 
 static int find_chain(kvl_cache *c, kvl_row *row, const uint64_t *set)
 {
-    return kvl_chains_find(c->chains, row->stream, set, row->count, row->chain, &row->chain);
+    row->chain = kvl_chains_find(c->chains, row->stream, set, row->count);
+    return row->chain != NULL;
 }
 
 /* Rows are found: their lengths and block tables. A chain may get other blocks while later rows are
@@ -148,78 +139,78 @@ static kvl_reason find_rows(const operation *o)
     return found(c, o->rows);
 }
 
-/* A prompt is a chunk per stream, if each of its rows sees one cell more than the row before it:
- * the next one of a chain. Looked at from the last row on, whose chain it is. */
-static kvl_reason find_chunks(const operation *o)
+/* A prompt is a chunk, if each of its rows sees one cell more than the row before it: the next one
+ * of a chain. Looked at from the last row on, whose chain it is. */
+static kvl_reason find_chunk(const operation *o)
 {
     kvl_cache *c = o->cache;
+    kvl_row *chunk = c->rows;
     const size_t words = c->shape.cells / 64;
     uint64_t *set = set_of(c, 0), *left = set_of(c, 1); /* of a row, and of what it should be */
     c->rows_count = 0;
-    if (o->streams > c->rows_max)
-        return KVL_ROOM;
-    kvl_chains_begin(c->chains);
+    if (o->streams != 1)
+        return KVL_MASK;
     for (uint32_t row = o->rows; row-- > 0;) {
-        const uint32_t at = row / o->tokens;
-        kvl_row *chunk = &c->rows[at];
         int same;
         const int64_t count = read_mask(o, row, set, &same);
         if (count <= 0)
             return KVL_MASK;
-        if (row % o->tokens == o->tokens - 1) {
-            *chunk = (kvl_row){.stream = o->stream + at, .count = (uint32_t)count};
+        if (row == o->rows - 1) {
+            *chunk = (kvl_row){.stream = o->stream, .count = (uint32_t)count};
+            kvl_chains_begin(c->chains);
             if (!find_chain(c, chunk, set))
                 return KVL_ROOM;
             memcpy(left, set, words * sizeof *set);
         }
         if (memcmp(set, left, words * sizeof *set) != 0)
             return KVL_MASK;
-        c->starts[at] = row;
-        c->contexts[at] = (uint32_t)count - 1;
-        const uint32_t last = kvl_chain_cell(c->chains, chunk->chain, c->contexts[at]);
+        const uint32_t last = kvl_chain_cell(c->chains, chunk->chain, (uint32_t)count - 1);
         left[last / 64] &= ~(UINT64_C(1) << last % 64);
     }
-    c->starts[o->streams] = o->rows;
-    return found(c, o->streams);
+    return found(c, 1);
 }
 
-/* Queries side by side: llama.cpp's own where they are, else a copy. NULL = those of a prompt are
- * not, or a number is beyond what the library rounds it to. */
-static const float *queries(const operation *o)
+/* Queries side by side: llama.cpp's own where they are, else a copy of a step's. */
+static kvl_reason find_queries(operation *o)
 {
     const gg_tensor *q = o->q;
     const kvl_shape *s = &o->cache->shape;
-    const size_t row = (size_t)s->query_heads * s->head_dim;
-    const float *given = q->data;
+    o->queries = q->data;
     if (!lies_by_rows(q, 2, 1)) {
+        if (o->is_prompt)
+            return KVL_LAYOUT;
         float *to = o->cache->q;
-        for (uint32_t r = 0; !o->is_prompt && r < o->rows; r++)
+        for (uint32_t r = 0; r < o->rows; r++)
             for (uint32_t h = 0; h < s->query_heads; h++, to += s->head_dim)
                 memcpy(to,
                        (const char *)q->data + r % o->tokens * q->nb[1] + h * q->nb[2] +
                            r / o->tokens * q->nb[3],
                        s->head_dim * sizeof *to);
-        given = o->is_prompt ? NULL : o->cache->q;
+        o->queries = o->cache->q;
     }
-    return given && kvl_fits_f16(given, o->rows * row) ? given : NULL;
+    const size_t row = (size_t)s->query_heads * s->head_dim;
+    return kvl_fits_f16(o->queries, o->rows * row) ? KVL_SERVED : KVL_RANGE;
 }
 
 /* ---- putting ---- */
 
-static int put(kvl_plugin *p, const operation *o, uint32_t count, kvl_reason *reason)
+static kvl_reason put(kvl_plugin *p, const operation *o, uint32_t count)
 {
     kvl_cache *c = o->cache;
     const kvl_shape *s = &c->shape;
     const gg_tensor *keys = o->layer->k, *values = o->layer->v;
     const size_t k = (size_t)s->kv_heads * s->head_dim, v = (size_t)s->kv_heads * s->value_dim;
     const size_t element = s->is_wide ? sizeof(float) : sizeof(uint16_t);
+    int fits = 1;
     for (uint32_t i = 0; i < count; i++) {
-        const char *key = (const char *)keys->data + c->stale[i].cell * keys->nb[1];
-        const char *value = (const char *)values->data + c->stale[i].cell * values->nb[1];
-        if (!kvl_row_read(keys->type, key, c->put_k + i * k * element, s->is_wide, k) ||
-            !kvl_row_read(values->type, value, c->put_v + i * v * element, s->is_wide, v))
-            *reason = KVL_RANGE;
-        c->put_slots[i] = c->stale[i].slot;
+        const char *key = (const char *)keys->data + c->put_cells[i] * keys->nb[1];
+        const char *value = (const char *)values->data + c->put_cells[i] * values->nb[1];
+        fits &= kvl_row_read(keys->type, key, c->put_k + i * k * element, s->is_wide, k);
+        fits &= kvl_row_read(values->type, value, c->put_v + i * v * element, s->is_wide, v);
+    }
+    if (!fits) { /* the library would have other numbers than llama.cpp */
+        kvl_cache_reset(p, c);
+        return c->refused = KVL_RANGE;
     }
     const kvf_blocks_put_args args = {.layer = o->layer->index,
                                       .tokens = count,
@@ -228,11 +219,13 @@ static int put(kvl_plugin *p, const operation *o, uint32_t count, kvl_reason *re
                                       .slots = c->put_slots};
     p->counts.put += count;
     return kvf_blocks_put(c->blocks, &args, c->stream) == KVF_OK &&
-           kvf_stream_wait(c->stream) == KVF_OK;
+                   kvf_stream_wait(c->stream) == KVF_OK
+               ? KVL_SERVED
+               : KVL_BROKEN;
 }
 
 /* Put what rows of this operation see and the library lacks. */
-static int put_rows(kvl_plugin *p, const operation *o, kvl_reason *reason)
+static kvl_reason put_rows(kvl_plugin *p, const operation *o)
 {
     kvl_cache *c = o->cache;
     uint32_t n = 0;
@@ -240,13 +233,14 @@ static int put_rows(kvl_plugin *p, const operation *o, kvl_reason *reason)
         const kvl_row *row = &c->rows[r];
         while (row->count &&
                (n += kvl_chain_stale(c->chains, row->chain, o->layer->index, row->count,
-                                     c->stale + n, KVL_PUT - n)) == KVL_PUT) {
-            if (!put(p, o, n, reason))
-                return 0;
+                                     c->put_cells + n, c->put_slots + n, KVL_PUT - n)) == KVL_PUT) {
+            const kvl_reason reason = put(p, o, n);
+            if (reason != KVL_SERVED)
+                return reason;
             n = 0;
         }
     }
-    return n == 0 || put(p, o, n, reason);
+    return n ? put(p, o, n) : KVL_SERVED;
 }
 
 /* ---- outcomes ---- */
@@ -270,99 +264,100 @@ static kvl_outcome fail(kvl_plugin *p, const operation *o)
 
 void kvl_compare(kvl_plugin *p, const gg_tensor *node, const float *own)
 {
-    const kvl_layer *l = kvl_find_layer(p, node->src[1]);
-    const kvl_cache *c = l->cache;
-    const size_t width = (size_t)(node->ne[0] * node->ne[1]);
+    const size_t rows = (size_t)(node->ne[2] * node->ne[3]);
+    const size_t count = (size_t)(node->ne[0] * node->ne[1]) * rows;
     const float *theirs = node->data;
-    for (uint32_t r = 0; r < c->rows_count; r++, own += width, theirs += width) {
-        double difference = 0, largest = 1e-30;
-        if (!c->rows[r].count || c->rows[r].count > c->budget)
-            continue; /* nothing, or a choice of its tokens */
-        for (size_t d = 0; d < width; d++) {
-            const double e = fabs((double)own[d] - (double)theirs[d]);
-            difference = e == e ? fmax(difference, e) : INFINITY;
-            largest = fmax(largest, fabs((double)theirs[d]));
-        }
-        p->counts.verify++;
-        p->counts.worst = fmax(p->counts.worst, difference / largest);
-        /* A wrong cell moves outputs by much more than rounding does. */
-        if (difference <= 0.05 * largest)
-            continue;
-        p->counts.wrong++;
-        kvl_say("verify: layer %u row %u: output differs from llama.cpp's by %.3g", l->index, r,
-                difference / largest);
+    double difference = 0, largest = 1e-30;
+    for (size_t i = 0; i < count; i++) {
+        const double e = fabs((double)own[i] - (double)theirs[i]);
+        difference = e == e ? fmax(difference, e) : INFINITY;
+        largest = fmax(largest, fabs((double)theirs[i]));
     }
+    p->counts.verify += (double)rows;
+    p->counts.worst = fmax(p->counts.worst, difference / largest);
+    /* A wrong cell moves outputs by much more than rounding does. */
+    if (difference <= 0.05 * largest)
+        return;
+    p->counts.wrong++;
+    kvl_say("verify: %s: the output differs from llama.cpp's by %.3g", node->name,
+            difference / largest);
 }
 
-static kvf_status call(const operation *o, const float *q)
+static kvl_reason call(const operation *o)
 {
     kvl_cache *c = o->cache;
     const kvf_blocks_rows rows = {.rows = c->rows_count,
                                   .table_stride = c->table_stride,
                                   .table = c->table,
                                   .lengths = c->lengths};
-    const kvf_blocks_decode_args step = {
-        .layer = o->layer->index, .rows = &rows, .q = q, .out = o->node->data};
-    const kvf_blocks_extend_args prompt = {.layer = o->layer->index,
-                                           .rows = &rows,
-                                           .starts = c->starts,
-                                           .contexts = c->contexts,
-                                           .q = q,
-                                           .out = o->node->data};
-    const kvf_status status = o->is_prompt ? kvf_blocks_extend(c->blocks, &prompt, c->stream)
-                                           : kvf_blocks_decode(c->blocks, &step, c->stream);
-    return status == KVF_OK ? kvf_stream_wait(c->stream) : status;
+    kvf_status status;
+    if (o->is_prompt) {
+        const uint32_t starts[] = {0, o->rows}, context = c->rows->count - o->rows;
+        const kvf_blocks_extend_args args = {.layer = o->layer->index,
+                                             .rows = &rows,
+                                             .starts = starts,
+                                             .contexts = &context,
+                                             .q = o->queries,
+                                             .out = o->node->data};
+        status = kvf_blocks_extend(c->blocks, &args, c->stream);
+    } else {
+        const kvf_blocks_decode_args args = {
+            .layer = o->layer->index, .rows = &rows, .q = o->queries, .out = o->node->data};
+        status = kvf_blocks_decode(c->blocks, &args, c->stream);
+    }
+    return status == KVF_OK && kvf_stream_wait(c->stream) == KVF_OK ? KVL_SERVED : KVL_BROKEN;
 }
 
-static kvl_outcome attend(kvl_plugin *p, const operation *o)
+static kvl_outcome done(kvl_plugin *p, const operation *o)
 {
-    kvl_reason reason = o->is_prompt ? find_chunks(o) : find_rows(o);
-    if (reason != KVL_SERVED)
-        return leave(p, o, reason);
-    const float *q = queries(o);
-    if (!q)
-        return leave(p, o, KVL_RANGE);
-    if (!put_rows(p, o, &reason))
-        return fail(p, o);
-    if (reason != KVL_SERVED) { /* the library would have other numbers than llama.cpp */
-        kvl_cache_reset(p, o->cache);
-        o->cache->refused = reason;
-        return leave(p, o, reason);
-    }
-    if (call(o, q) != KVF_OK)
-        return fail(p, o);
     kvl_cache *c = o->cache;
     if (o->is_prompt) {
         p->counts.prompt_served += o->rows;
-        c->rows_count = 0; /* of chunks, not of a step */
+        c->rows_count = 0; /* of a chunk, not of a step */
         return KVL_DONE;
     }
     p->counts.served += o->rows;
-    for (uint32_t r = 0; r < c->rows_count; r++)
+    int is_whole = 1; /* else the library chose among tokens */
+    for (uint32_t r = 0; r < c->rows_count; r++) {
         p->counts.held += (double)c->rows[r].count * c->shape.kv_heads;
+        is_whole &= c->rows[r].count && c->rows[r].count <= c->budget;
+    }
     const uint32_t every = p->settings.verify;
-    return every && o->layer->steps++ % every == 0 ? KVL_VERIFY : KVL_DONE;
+    return is_whole && every && o->layer->steps++ % every == 0 ? KVL_VERIFY : KVL_DONE;
 }
 
 kvl_outcome kvl_attend(kvl_plugin *p, gg_tensor *node)
 {
     const gg_tensor *keys = kvl_cache_tensor(node->src[1], 'k'), *q = node->src[0];
-    operation o = {.node = node, .layer = keys ? kvl_layer_of(p, keys) : NULL};
+    operation o = {.node = node,
+                   .q = q,
+                   .mask = node->src[3],
+                   .layer = keys ? kvl_layer_of(p, keys) : NULL,
+                   .tokens = (uint32_t)q->ne[1],
+                   .streams = (uint32_t)q->ne[3],
+                   .rows = (uint32_t)(q->ne[1] * q->ne[3])};
     if (!o.layer)
         return KVL_LEFT;
     o.layer->unattended = 0;
-    o.tokens = (uint32_t)q->ne[1];
-    o.streams = (uint32_t)q->ne[3];
-    o.rows = o.tokens * o.streams;
     kvl_reason reason = kvl_learn(p, o.layer, node);
     if (reason == KVL_SERVED)
         reason = take_apart(&o);
     o.is_prompt = reason == KVL_SERVED && o.rows > p->settings.rows;
     if (o.is_prompt && p->settings.prompts != KVL_PROMPTS_KVFERRY)
-        return leave(p, &o, KVL_SERVED);
+        return leave(p, &o, reason);
     if (reason == KVL_SERVED)
         reason = kvl_cache_ready(p, o.layer);
     if (reason == KVL_SERVED)
         reason = set_attention(&o);
-    return reason == KVL_SERVED ? attend(p, &o) : leave(p, &o, reason);
+    if (reason == KVL_SERVED)
+        reason = o.is_prompt ? find_chunk(&o) : find_rows(&o);
+    if (reason == KVL_SERVED)
+        reason = find_queries(&o);
+    if (reason == KVL_SERVED)
+        reason = put_rows(p, &o);
+    if (reason == KVL_SERVED)
+        reason = call(&o);
+    if (reason == KVL_BROKEN)
+        return fail(p, &o);
+    return reason == KVL_SERVED ? done(p, &o) : leave(p, &o, reason);
 }

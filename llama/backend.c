@@ -19,21 +19,18 @@ enum { ROWS_OF_ONE_THREAD = 64, GRAPH = 8 };
 
 /** The part that belongs to one llama_context. */
 typedef struct instance {
+    gg_backend backend;
     gg_backend *cpu;
     gg_context *context; /* of the graph */
     gg_graph *graph;     /* of one node at a time */
-    int threads;         /* as llama.cpp said, and as the CPU backend has it */
-    int set_to;
+    int threads;         /* as llama.cpp said */
 } instance;
 
 /* llama.cpp's own kernels. */
 static int by_llama(kvl_plugin *p, instance *i, gg_tensor *node)
 {
     const int is_small = node->op == p->gg.op.set_rows && node->src[1]->ne[0] <= ROWS_OF_ONE_THREAD;
-    const int threads = is_small ? 1 : i->threads;
-    if (i->set_to != threads)
-        p->gg.set_n_threads(i->cpu, threads);
-    i->set_to = threads;
+    p->gg.set_n_threads(i->cpu, is_small ? 1 : i->threads);
     p->gg.graph_clear(i->graph);
     p->gg.graph_add_node(i->graph, node);
     return p->gg.backend_graph_compute(i->cpu, i->graph);
@@ -131,7 +128,7 @@ static int graph_compute(gg_backend *backend, gg_graph *graph)
     if (p->settings.log_seconds > 0) {
         pthread_mutex_lock(&p->lock);
         if (kvl_now() - p->told_at >= p->settings.log_seconds)
-            kvl_summary(p, 0);
+            kvl_summary(p);
         pthread_mutex_unlock(&p->lock);
     }
     return status;
@@ -139,30 +136,22 @@ static int graph_compute(gg_backend *backend, gg_graph *graph)
 
 /* ---- backend ---- */
 
-/* One name for the backend, the device and the registry. */
+/* One name for the backend, the device and the registry; it describes them, too. */
 static const char *name(const void *self)
 {
     (void)self;
     return "kvferry";
 }
 
-static void close_instance(kvl_plugin *p, instance *i)
-{
-    if (i && i->context)
-        p->gg.free(i->context);
-    if (i && i->cpu)
-        p->gg.backend_free(i->cpu);
-    free(i);
-}
-
 static void backend_free(gg_backend *backend)
 {
     kvl_plugin *p = kvl_the_plugin();
-    close_instance(p, backend->context);
-    free(backend);
-    pthread_mutex_lock(&p->lock);
-    kvl_summary(p, 1);
-    pthread_mutex_unlock(&p->lock);
+    instance *i = backend->context;
+    if (i->context)
+        p->gg.free(i->context);
+    if (i->cpu)
+        p->gg.backend_free(i->cpu);
+    free(i);
 }
 
 static gg_backend *init_backend(gg_device *device, const char *params)
@@ -170,26 +159,22 @@ static gg_backend *init_backend(gg_device *device, const char *params)
     (void)params;
     static unsigned char guid[16] = "kvferry-llama";
     kvl_plugin *p = kvl_the_plugin();
-    gg_backend *backend = calloc(1, sizeof *backend);
     instance *i = calloc(1, sizeof *i);
     const size_t bytes = p->gg.graph_overhead_custom(GRAPH, false) + 4096;
-    if (!backend || !i)
-        goto fail;
-    i->cpu = p->gg.backend_init_by_type(GG_DEVICE_CPU, NULL);
-    i->context = i->cpu ? p->gg.init((gg_init_params){bytes, NULL, true}) : NULL;
-    i->graph = i->context ? p->gg.new_graph_custom(i->context, GRAPH, false) : NULL;
-    if (!i->graph)
-        goto fail;
-    i->threads = 1;
-    *backend = (gg_backend){
+    if (!i)
+        return NULL;
+    i->backend = (gg_backend){
         .guid = guid,
         .iface = {.get_name = name, .free = backend_free, .graph_compute = graph_compute},
         .device = device,
         .context = i};
-    return backend;
-fail:
-    free(backend);
-    close_instance(p, i);
+    i->threads = 1;
+    i->cpu = p->gg.backend_init_by_type(GG_DEVICE_CPU, NULL);
+    i->context = i->cpu ? p->gg.init((gg_init_params){bytes, NULL, true}) : NULL;
+    i->graph = i->context ? p->gg.new_graph_custom(i->context, GRAPH, false) : NULL;
+    if (i->graph)
+        return &i->backend;
+    backend_free(&i->backend);
     return NULL;
 }
 
@@ -199,12 +184,6 @@ static void set_n_threads(gg_backend *backend, int threads)
 }
 
 /* ---- device ---- */
-
-static const char *description(gg_device *device)
-{
-    (void)device;
-    return "kvferry: attention by retrieval over the KV cache";
-}
 
 static void memory(gg_device *device, size_t *free_bytes, size_t *total)
 {
@@ -221,7 +200,7 @@ static int type(gg_device *device)
 static void properties(gg_device *device, gg_device_props *props)
 {
     props->name = name(device);
-    props->description = description(device);
+    props->description = name(device);
     props->memory_free = props->memory_total = 0;
     props->type = GG_DEVICE_ACCEL;
 }
@@ -312,7 +291,7 @@ gg_registry *kvl_registry(const gg_api *gg)
 {
     static gg_registry registry;
     static gg_device device = {.iface = {.get_name = name,
-                                         .get_description = description,
+                                         .get_description = name,
                                          .get_memory = memory,
                                          .get_type = type,
                                          .get_props = properties,

@@ -49,33 +49,25 @@ static kvl_buffer *find_buffer(const kvl_plugin *p, const gg_buffer *buffer)
 
 void kvl_layer_wrote(kvl_layer *l, size_t first, size_t end)
 {
-    if (l->cache && l->cache->chains)
+    if (l->cache && l->cache->chains && !kvl_the_plugin()->no_counts)
         kvl_chains_wrote(l->cache->chains, l->index, first, end);
-}
-
-/* Bytes of a layer's keys or values were written, if they are these. */
-static void wrote(kvl_layer *l, const gg_tensor *of, const char *data, size_t bytes)
-{
-    const char *base = of ? of->data : NULL;
-    if (!base || !bytes || data < base || data >= base + of->nb[3] * (size_t)of->ne[3])
-        return;
-    const size_t from = (size_t)(data - base);
-    kvl_layer_wrote(l, from / of->nb[1], (from + bytes - 1) / of->nb[1] + 1);
 }
 
 /* The functions of a buffer before ours; bytes of a tensor are to be written, or of NULL all. */
 static gg_buffer_i writing(gg_buffer *buffer, const gg_tensor *tensor, size_t offset, size_t bytes)
 {
     kvl_plugin *p = kvl_the_plugin();
+    const gg_tensor *of = tensor ? under_views(tensor) : NULL;
+    size_t first = 0, end = SIZE_MAX;
+    if (of) {
+        first = (tensor->view_offs + offset) / of->nb[1];
+        end = (tensor->view_offs + offset + bytes - 1) / of->nb[1] + 1;
+    }
     pthread_mutex_lock(&p->lock);
     const kvl_buffer *b = find_buffer(p, buffer);
     for (kvl_layer *l = b->layers; l; l = l->next)
-        if (!tensor)
-            kvl_layer_wrote(l, 0, SIZE_MAX);
-        else {
-            wrote(l, l->k, (const char *)tensor->data + offset, bytes);
-            wrote(l, l->v, (const char *)tensor->data + offset, bytes);
-        }
+        if (!of || l->k == of || l->v == of)
+            kvl_layer_wrote(l, first, end);
     const gg_buffer_i original = b->original;
     pthread_mutex_unlock(&p->lock);
     return original;
@@ -91,20 +83,6 @@ static void memset_tensor(gg_buffer *buffer, gg_tensor *tensor, uint8_t value, s
                           size_t size)
 {
     writing(buffer, tensor, offset, size).memset_tensor(buffer, tensor, value, offset, size);
-}
-
-static void set_tensor_2d(gg_buffer *buffer, gg_tensor *tensor, const void *data, size_t offset,
-                          size_t size, size_t copies, size_t stride_tensor, size_t stride_data)
-{
-    const size_t bytes = copies ? (copies - 1) * stride_tensor + size : 0;
-    writing(buffer, tensor, offset, bytes)
-        .set_tensor_2d(buffer, tensor, data, offset, size, copies, stride_tensor, stride_data);
-}
-
-static bool cpy_tensor(gg_buffer *buffer, const gg_tensor *from, gg_tensor *to)
-{
-    const size_t bytes = kvl_the_plugin()->gg.nbytes(to);
-    return writing(buffer, to, 0, bytes).cpy_tensor(buffer, from, to);
 }
 
 static void clear(gg_buffer *buffer, uint8_t value)
@@ -134,18 +112,6 @@ static void free_buffer(gg_buffer *buffer)
         buffer->iface.free_buffer(buffer);
 }
 
-static void take_functions(gg_buffer_i *of)
-{
-    /* ggml does without a function that a buffer lacks, by one that it has. */
-#define TAKE(function) of->function = of->function ? function : NULL
-    TAKE(set_tensor);
-    TAKE(memset_tensor);
-    TAKE(set_tensor_2d);
-    TAKE(cpy_tensor);
-    TAKE(clear);
-#undef TAKE
-}
-
 static kvl_buffer *buffer_of(kvl_plugin *p, gg_buffer *buffer)
 {
     kvl_buffer *b = find_buffer(p, buffer);
@@ -154,8 +120,11 @@ static kvl_buffer *buffer_of(kvl_plugin *p, gg_buffer *buffer)
     *b = (kvl_buffer){.next = p->buffers, .buffer = buffer, .original = buffer->iface};
     p->buffers = b;
     buffer->iface.free_buffer = free_buffer;
-    if (!p->no_hooks)
-        take_functions(&buffer->iface);
+    buffer->iface.set_tensor = set_tensor;
+    buffer->iface.memset_tensor = memset_tensor;
+    buffer->iface.clear = clear;
+    /* Without these ggml sets tensors. */
+    buffer->iface.set_tensor_2d = buffer->iface.cpy_tensor = NULL;
     return b;
 }
 
@@ -246,7 +215,7 @@ kvl_reason kvl_learn(kvl_plugin *p, kvl_layer *l, const gg_tensor *node)
 /* ---- opening and closing ---- */
 
 /* Arrays of steps, over an arena or over NULL. @return bytes */
-static size_t lay_out(kvl_cache *c, char *arena)
+static size_t lay_out(kvl_cache *c, const kvl_chains_config *chains, char *arena)
 {
     const kvl_shape *s = &c->shape;
     const uint64_t rows = c->rows_max, kv = s->kv_heads, element = s->is_wide ? 4 : 2;
@@ -255,13 +224,12 @@ static size_t lay_out(kvl_cache *c, char *arena)
     KVF_CARVE(&carver, c->sets, rows + 1, s->cells / 64);
     KVF_CARVE(&carver, c->table, rows, c->table_stride);
     KVF_CARVE(&carver, c->lengths, rows);
-    KVF_CARVE(&carver, c->starts, rows + 1);
-    KVF_CARVE(&carver, c->contexts, rows);
     KVF_CARVE(&carver, c->q, rows, s->query_heads, s->head_dim);
     KVF_CARVE(&carver, c->put_k, KVL_PUT, kv, s->head_dim, element);
     KVF_CARVE(&carver, c->put_v, KVL_PUT, kv, s->value_dim, element);
+    KVF_CARVE(&carver, c->put_cells, KVL_PUT);
     KVF_CARVE(&carver, c->put_slots, KVL_PUT);
-    KVF_CARVE(&carver, c->stale, KVL_PUT);
+    KVF_CARVE(&carver, c->chains_memory, kvl_chains_bytes(chains));
     return carver.bytes;
 }
 
@@ -290,7 +258,6 @@ void kvl_cache_reset(kvl_plugin *p, kvl_cache *c)
 {
     kvf_stream_destroy(c->stream); /* waits, also after a failure */
     add_counts(c, &p->counts);
-    kvl_chains_close(c->chains);
     kvf_blocks_close(c->blocks);
     if (c->codes)
         kvf_memory_free(p->runtime, c->codes);
@@ -300,12 +267,6 @@ void kvl_cache_reset(kvl_plugin *p, kvl_cache *c)
     c->blocks = NULL;
     c->codes = c->scratch = NULL;
     c->rows_count = 0;
-    for (kvl_layer *l = c->in->layers; l; l = l->next)
-        if (l->cache == c) {
-            free(l->sinks);
-            l->sinks = NULL;
-            l->has_params = 0;
-        }
 }
 
 /* A runtime for all caches of the process, with llama.cpp's threads. */
@@ -340,7 +301,7 @@ static void configure(const kvl_settings *settings, const kvl_cache *c, kvf_bloc
     b->cache.tensors = s->is_wide ? KVF_TENSORS_FP32 : KVF_TENSORS_FP32_QUERIES;
     b->cache.tokens_max = s->cells;
     b->cache.sequences_max = settings->rows;
-    if (settings->full || b->cache.budget_tokens > s->cells)
+    if (b->cache.budget_tokens > s->cells)
         b->cache.budget_tokens = s->cells;
     b->block_tokens = KVL_BLOCK;
     b->block_count = (uint32_t)((uint64_t)s->cells * s->streams / KVL_BLOCK);
@@ -369,7 +330,7 @@ kvf_status kvl_plan_make(kvf_runtime *runtime, const kvl_settings *settings, kvl
                                        .chains = settings->rows + KVL_CHAINS,
                                        .budget = c->budget};
     plan->codes = plan->memory.code_bytes * b->block_count * c->layers;
-    plan->own = kvl_chains_bytes(&plan->chains) + lay_out(c, NULL);
+    plan->own = lay_out(c, &plan->chains, NULL);
     return KVF_OK;
 }
 
@@ -392,14 +353,12 @@ static kvf_status open_blocks(kvl_plugin *p, kvl_cache *c, kvl_plan *plan, kvf_e
 static void say_first(const kvl_cache *c, const kvl_plan *plan)
 {
     const double host = (double)plan->memory.host_bytes, codes = (double)plan->codes;
-    const double device = (double)plan->memory.device_bytes, mib = 1048576.0;
-    static const char *const pages[] = {
-        [KVF_PAGES_NATIVE] = "native", [KVF_PAGES_K8V8] = "k8v8", [KVF_PAGES_K8V4] = "k8v4"};
-    kvl_say("serving %u of %u layers, %u cells of room, host %.0f MiB, device %.0f MiB, budget %u, "
-            "pages %s; blocks=%u host=%.0f device=%.0f codes=%.0f own=%.0f",
-            c->layers, c->layers, plan->blocks.block_count * KVL_BLOCK, host / mib,
-            (device + codes) / mib, c->budget, pages[plan->blocks.cache.pages],
-            plan->blocks.block_count, host, device, codes, (double)plan->own);
+    const double device = (double)plan->memory.device_bytes, own = (double)plan->own;
+    kvl_say("serving %u layers, %u cells of room, %.0f MiB, budget %u; blocks=%u host=%.0f "
+            "device=%.0f codes=%.0f own=%.0f",
+            c->layers, plan->blocks.block_count * KVL_BLOCK,
+            (host + device + codes + own) / 1048576.0, c->budget, plan->blocks.block_count, host,
+            device, codes, own);
 }
 
 kvl_reason kvl_cache_ready(kvl_plugin *p, kvl_layer *layer)
@@ -410,12 +369,9 @@ kvl_reason kvl_cache_ready(kvl_plugin *p, kvl_layer *layer)
     kvf_error error = {.text = "host memory of the plug-in"};
     kvl_plan plan;
     const kvf_status status = open_blocks(p, c, &plan, &error);
-    if (status == KVF_OK && (c->scratch = calloc(1, lay_out(c, NULL)))) {
-        lay_out(c, c->scratch);
-        plan.chains.no_writes = p->no_counts;
-        c->chains = kvl_chains_open(&plan.chains);
-    }
-    if (c->chains) {
+    if (status == KVF_OK && (c->scratch = calloc(1, plan.own))) {
+        lay_out(c, &plan.chains, c->scratch);
+        c->chains = kvl_chains_open(&plan.chains, c->chains_memory);
         say_first(c, &plan);
         return KVL_SERVED;
     }

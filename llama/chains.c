@@ -18,15 +18,14 @@
 #include "common/carve.h"
 
 struct kvl_chain {
-    int32_t stream; /* -1 = free */
-    uint32_t length;
-    uint32_t newest;     /* cell whose token came last */
-    uint32_t claimed;    /* cells that rows of call `claimed_in` see */
-    uint64_t claimed_in; /* a call */
-    uint64_t used;       /* latest call */
-    int32_t *table;      /* [blocks of `cells`] */
-    uint32_t *place;     /* [cells] of cells in `bits` */
-    uint64_t *bits;      /* [words] cells of the chain */
+    uint32_t stream;
+    uint32_t length;  /* 0 = it is free */
+    uint32_t newest;  /* cell whose token came last */
+    uint32_t claimed; /* cells that rows of call `used` see */
+    uint64_t used;    /* latest call; 0 = none */
+    int32_t *table;   /* [blocks of `cells`] */
+    uint32_t *place;  /* [cells] of cells in `bits` */
+    uint64_t *bits;   /* [words] cells of the chain */
 };
 
 typedef struct block {
@@ -46,16 +45,16 @@ struct kvl_chains {
     uint32_t unused_count;
     kvl_chain *chains;
     uint64_t *fresh; /* [cells] number of a token << 32 | cell: what a chain gets */
-    char *arena;     /* of all arrays */
-    kvl_chains_stats stats;
 };
 
-/* All arrays, over an arena or over NULL. @return bytes */
-static size_t lay_out(kvl_chains *s, char *arena)
+/* All arrays after the struct, in memory or over NULL. @return bytes */
+static size_t lay_out(kvl_chains *s, char *memory)
 {
     const uint64_t layers = s->c.layers, cells = s->c.cells, blocks = s->c.blocks;
-    kvf_carver carver = {.base = arena};
+    kvf_carver carver = {.base = memory};
+    kvl_chains *self;
     s->words = s->c.cells / 64;
+    KVF_CARVE(&carver, self, 1);
     KVF_CARVE(&carver, s->put, layers, blocks);
     KVF_CARVE(&carver, s->born, s->c.streams, cells);
     KVF_CARVE(&carver, s->blocks, blocks);
@@ -63,43 +62,29 @@ static size_t lay_out(kvl_chains *s, char *arena)
     KVF_CARVE(&carver, s->fresh, cells);
     KVF_CARVE(&carver, s->chains, s->c.chains);
     for (uint32_t i = 0; i < s->c.chains; i++) {
-        kvl_chain h = {.stream = -1};
+        kvl_chain h = {0};
         KVF_CARVE(&carver, h.table, cells / KVL_BLOCK);
         KVF_CARVE(&carver, h.place, cells);
         KVF_CARVE(&carver, h.bits, s->words);
-        if (arena)
+        if (memory)
             s->chains[i] = h;
     }
     return carver.bytes;
 }
 
-void kvl_chains_close(kvl_chains *s)
-{
-    if (s)
-        free(s->arena);
-    free(s);
-}
-
-kvl_chains *kvl_chains_open(const kvl_chains_config *config)
-{
-    kvl_chains *s = calloc(1, sizeof *s);
-    if (!s)
-        return NULL;
-    s->c = *config;
-    s->arena = calloc(1, lay_out(s, NULL));
-    if (!s->arena) {
-        free(s);
-        return NULL;
-    }
-    lay_out(s, s->arena);
-    for (uint32_t i = config->blocks; i-- > 0;)
-        s->unused[s->unused_count++] = (int32_t)i;
-    return s;
-}
-
 size_t kvl_chains_bytes(const kvl_chains_config *config)
 {
     return lay_out(&(kvl_chains){.c = *config}, NULL);
+}
+
+kvl_chains *kvl_chains_open(const kvl_chains_config *config, void *memory)
+{
+    kvl_chains *s = memory;
+    s->c = *config;
+    lay_out(s, memory);
+    for (uint32_t i = config->blocks; i-- > 0;)
+        s->unused[s->unused_count++] = (int32_t)i;
+    return s;
 }
 
 void kvl_chains_born(kvl_chains *s, size_t cell)
@@ -137,10 +122,8 @@ uint32_t kvl_chain_cell(const kvl_chains *s, const kvl_chain *h, uint32_t place)
 
 static void give_back(kvl_chains *s, int32_t id)
 {
-    if (--s->blocks[id].refs)
-        return;
-    s->unused[s->unused_count++] = id;
-    s->stats.blocks--;
+    if (--s->blocks[id].refs == 0)
+        s->unused[s->unused_count++] = id;
 }
 
 static void shorten(kvl_chains *s, kvl_chain *h, uint32_t length)
@@ -153,25 +136,21 @@ static void shorten(kvl_chains *s, kvl_chain *h, uint32_t length)
     h->length = length;
 }
 
+/* The chain that was used the longest ago, and not in this call: of those with blocks, or any. */
+static kvl_chain *oldest(const kvl_chains *s, const kvl_chain *but, int has_blocks)
+{
+    kvl_chain *best = NULL;
+    for (kvl_chain *h = s->chains; h < s->chains + s->c.chains; h++)
+        if (h != but && h->used != s->call && (h->length || !has_blocks) &&
+            (!best || h->used < best->used))
+            best = h;
+    return best;
+}
+
 static void drop(kvl_chains *s, kvl_chain *h)
 {
     shorten(s, h, 0);
-    h->stream = -1;
-    s->stats.chains--;
-    s->stats.dropped++;
-}
-
-/* The chain that was used the longest ago, and is not of this call. */
-static kvl_chain *oldest(const kvl_chains *s, const kvl_chain *but)
-{
-    kvl_chain *best = NULL;
-    for (uint32_t i = 0; i < s->c.chains; i++) {
-        kvl_chain *h = &s->chains[i];
-        if (h->stream >= 0 && h != but && h->claimed_in != s->call &&
-            (!best || h->used < best->used))
-            best = h;
-    }
-    return best;
+    h->used = 0;
 }
 
 static uint32_t *put_of(const kvl_chains *s, uint32_t layer, int32_t id)
@@ -183,65 +162,43 @@ static uint32_t *put_of(const kvl_chains *s, uint32_t layer, int32_t id)
 static int32_t take(kvl_chains *s, const kvl_chain *for_whom)
 {
     while (!s->unused_count) {
-        kvl_chain *old = oldest(s, for_whom);
+        kvl_chain *old = oldest(s, for_whom, 1);
         if (!old)
             return -1;
         drop(s, old);
     }
     const int32_t id = s->unused[--s->unused_count];
     s->blocks[id].refs = 1;
-    if (++s->stats.blocks > s->stats.blocks_max)
-        s->stats.blocks_max = s->stats.blocks;
     for (uint32_t l = 0; l < s->c.layers; l++)
         *put_of(s, l, id) = 0;
     return id;
 }
 
-/* Make the block of a place the chain's alone: its cells are put anew. */
-static int own_block(kvl_chains *s, kvl_chain *h, uint32_t place)
+/* A cell at a place of the chain, or after its last one. The block becomes the chain's alone: if it
+ * was shared, its cells are put anew. */
+static int lay(kvl_chains *s, kvl_chain *h, uint32_t place, uint32_t cell)
 {
     int32_t *id = &h->table[place / KVL_BLOCK];
-    if (s->blocks[*id].refs == 1)
-        return 1;
-    const int32_t copy = take(s, h);
-    if (copy < 0)
-        return 0;
-    memcpy(s->blocks[copy].cells, s->blocks[*id].cells, sizeof s->blocks[copy].cells);
-    give_back(s, *id);
-    *id = copy;
-    return 1;
-}
-
-/* Put a cell at a place that is in the chain's blocks. */
-static void lay(kvl_chains *s, kvl_chain *h, uint32_t place, uint32_t cell)
-{
-    const int32_t id = h->table[place / KVL_BLOCK];
-    s->blocks[id].cells[place % KVL_BLOCK] = cell;
+    const int is_new = place == h->length && place % KVL_BLOCK == 0;
+    if (is_new || s->blocks[*id].refs > 1) {
+        const int32_t own = take(s, h);
+        if (own < 0)
+            return 0;
+        if (!is_new) {
+            memcpy(s->blocks[own].cells, s->blocks[*id].cells, sizeof s->blocks[own].cells);
+            give_back(s, *id);
+        }
+        *id = own;
+    }
+    if (place == h->length)
+        h->length++;
+    else
+        flip(h->bits, kvl_chain_cell(s, h, place));
+    s->blocks[*id].cells[place % KVL_BLOCK] = cell;
     for (uint32_t l = 0; l < s->c.layers; l++)
-        *put_of(s, l, id) &= ~(1u << place % KVL_BLOCK);
+        *put_of(s, l, *id) &= ~(1u << place % KVL_BLOCK);
     h->place[cell] = place;
     flip(h->bits, cell);
-}
-
-static int append(kvl_chains *s, kvl_chain *h, uint32_t cell)
-{
-    if (h->length % KVL_BLOCK == 0) {
-        const int32_t id = take(s, h);
-        if (id < 0)
-            return 0;
-        h->table[h->length / KVL_BLOCK] = id;
-    } else if (!own_block(s, h, h->length))
-        return 0;
-    lay(s, h, h->length++, cell);
-    return 1;
-}
-
-static int replace(kvl_chains *s, kvl_chain *h, uint32_t place, uint32_t cell)
-{
-    if (!own_block(s, h, place))
-        return 0;
-    flip(h->bits, kvl_chain_cell(s, h, place));
-    lay(s, h, place, cell);
     return 1;
 }
 
@@ -273,10 +230,16 @@ static int by_number(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
+/* The cells of a stream by when their tokens came. */
+static const uint32_t *born_of(const kvl_chains *s, const kvl_chain *h)
+{
+    return s->born + (size_t)h->stream * s->c.cells;
+}
+
 /* Cells of the set that the chain lacks, in the order in which their tokens came. */
 static uint32_t fresh_cells(kvl_chains *s, const kvl_chain *h, const uint64_t *set)
 {
-    const uint32_t *born = s->born + (size_t)h->stream * s->c.cells;
+    const uint32_t *born = born_of(s, h);
     uint32_t n = 0;
     int is_sorted = 1;
     for (uint32_t w = 0; w < s->words; w++)
@@ -291,73 +254,43 @@ static uint32_t fresh_cells(kvl_chains *s, const kvl_chain *h, const uint64_t *s
     return n;
 }
 
-/* Where the order is free, cells that come take the places of those that went; where fewer come,
- * those at the end do. */
-static int exchange(kvl_chains *s, kvl_chain *h, const uint64_t *set, uint32_t *next, uint32_t n)
-{
-    for (uint32_t place = 0; place < h->length; place++) {
-        uint32_t cell = kvl_chain_cell(s, h, place);
-        if (is_in(set, cell))
-            continue;
-        if (*next < n)
-            cell = (uint32_t)s->fresh[(*next)++];
-        while (!is_in(set, cell) && h->length > place) {
-            cell = kvl_chain_cell(s, h, h->length - 1);
-            shorten(s, h, h->length - 1);
-        }
-        if (h->length > place && !replace(s, h, place, cell))
-            return 0;
-    }
-    return 1;
-}
-
-/* Make the set of a chain that no row of the call sees beyond what it keeps. */
+/* Make the set of a chain that no row of the call sees beyond what it keeps. Where the order is
+ * free, cells that come take the places of those that went; else they come after those that stay.
+ */
 static int change(kvl_chains *s, kvl_chain *h, const uint64_t *set, uint32_t count)
 {
     const uint32_t keep = kept(s, h, set);
     const int is_free = count <= s->c.budget;
-    if (!is_free)
-        shorten(s, h, keep);
+    shorten(s, h, !is_free ? keep : h->length < count ? h->length : count);
     const uint32_t n = fresh_cells(s, h, set);
     uint32_t next = 0;
-    if (keep < h->length && !exchange(s, h, set, &next, n))
-        return 0;
-    for (; next < n; next++)
-        if (!append(s, h, (uint32_t)s->fresh[next]))
+    for (uint32_t place = keep; place < count; place++)
+        if ((place >= h->length || !is_in(set, kvl_chain_cell(s, h, place))) &&
+            !lay(s, h, place, (uint32_t)s->fresh[next++]))
             return 0;
-    if (n)
+    /* A fresh cell may be one of the chain that got another place. */
+    if (n && (!is_in(set, h->newest) || s->fresh[n - 1] >> 32 > born_of(s, h)[h->newest]))
         h->newest = (uint32_t)s->fresh[n - 1];
     return 1;
 }
 
-/* A chain without cells: a free one, or the one that was used the longest ago. */
+/* A chain without cells. */
 static kvl_chain *empty(kvl_chains *s, uint32_t stream, const kvl_chain *but)
 {
-    kvl_chain *h = NULL;
-    for (uint32_t i = 0; i < s->c.chains && !h; i++)
-        if (s->chains[i].stream < 0)
-            h = &s->chains[i];
-    if (!h) {
-        h = oldest(s, but);
-        if (!h)
-            return NULL;
+    kvl_chain *h = oldest(s, but, 0);
+    if (h) {
         drop(s, h);
+        h->stream = stream;
     }
-    h->stream = (int32_t)stream;
-    h->claimed = 0;
-    h->claimed_in = 0;
-    h->used = s->call;
-    s->stats.chains++;
     return h;
 }
 
 /* A chain with the first `length` cells of another one, and its blocks. */
 static kvl_chain *fork_chain(kvl_chains *s, const kvl_chain *of, uint32_t length)
 {
-    kvl_chain *h = empty(s, (uint32_t)of->stream, of);
+    kvl_chain *h = empty(s, of->stream, of);
     if (!h)
         return NULL;
-    s->stats.forks++;
     h->length = length;
     h->newest = length ? kvl_chain_cell(s, of, length - 1) : 0;
     for (uint32_t b = 0; b < (length + KVL_BLOCK - 1) / KVL_BLOCK; b++) {
@@ -374,32 +307,28 @@ static kvl_chain *fork_chain(kvl_chains *s, const kvl_chain *of, uint32_t length
 
 static void claim(const kvl_chains *s, kvl_chain *h, uint32_t count)
 {
-    if (h->claimed_in != s->call || h->claimed < count)
+    if (h->used != s->call || h->claimed < count)
         h->claimed = count;
-    h->claimed_in = s->call;
     h->used = s->call;
 }
 
 /* May the chain be changed to the set, although it is not a part of it? */
 static int is_the_same_later(const kvl_chains *s, const kvl_chain *h, const uint64_t *set)
 {
-    return h->claimed_in != s->call && is_in(set, h->newest);
+    return h->used != s->call && is_in(set, h->newest);
 }
 
-int kvl_chains_find(kvl_chains *s, uint32_t stream, const uint64_t *set, uint32_t count,
-                    const kvl_chain *hint, kvl_chain **found)
+kvl_chain *kvl_chains_find(kvl_chains *s, uint32_t stream, const uint64_t *set, uint32_t count)
 {
     kvl_chain *best = NULL;
     uint32_t best_keep = 0, best_common = 0;
-    const uint32_t first = hint ? (uint32_t)(hint - s->chains) : 0;
-    for (uint32_t i = 0; i < s->c.chains; i++) {
-        kvl_chain *h = &s->chains[(first + i) % s->c.chains];
-        if (h->stream != (int32_t)stream)
+    for (kvl_chain *h = s->chains; h < s->chains + s->c.chains; h++) {
+        if (h->stream != stream)
             continue;
         const uint32_t keep = kept(s, h, set);
         if (keep >= count) { /* its first `count` cells are in a set of as many */
-            claim(s, *found = h, count);
-            return 1;
+            claim(s, h, count);
+            return h;
         }
         const uint32_t alike = keep == h->length ? keep : common(s, h, set);
         const int is_better = count <= s->c.budget ? alike > best_common : keep > best_keep;
@@ -414,31 +343,27 @@ int kvl_chains_find(kvl_chains *s, uint32_t stream, const uint64_t *set, uint32_
         h = fork_chain(s, h, is_whole ? h->length : best_keep);
     }
     if (!h)
-        return 0;
-    claim(s, h, h->claimed_in == s->call ? h->claimed : 0);
+        return NULL;
+    claim(s, h, 0);
     if (!change(s, h, set, count)) {
         if (h->claimed) /* other rows of this call go on with what they see */
             shorten(s, h, h->claimed < h->length ? h->claimed : h->length);
         else
             drop(s, h);
-        return 0;
+        return NULL;
     }
     claim(s, h, count);
-    *found = h;
-    return 1;
+    return h;
 }
 
 /* ---- stale places ---- */
 
 void kvl_chains_wrote(kvl_chains *s, uint32_t layer, size_t first, size_t end)
 {
-    uint32_t left = s->c.no_writes ? 0 : s->stats.chains;
-    for (const kvl_chain *h = s->chains; left; h++) {
-        if (h->stream < 0)
-            continue;
+    for (const kvl_chain *h = s->chains; h < s->chains + s->c.chains; h++) {
         const size_t base = (size_t)h->stream * s->c.cells;
-        left--;
-        for (size_t at = first > base ? first : base; at < end && at < base + s->c.cells; at++) {
+        size_t at = first > base ? first : base;
+        for (; h->length && at < end && at < base + s->c.cells; at++) {
             const uint32_t cell = (uint32_t)(at - base), place = h->place[cell];
             if (is_in(h->bits, cell))
                 *put_of(s, layer, h->table[place / KVL_BLOCK]) &= ~(1u << place % KVL_BLOCK);
@@ -447,7 +372,7 @@ void kvl_chains_wrote(kvl_chains *s, uint32_t layer, size_t first, size_t end)
 }
 
 uint32_t kvl_chain_stale(kvl_chains *s, const kvl_chain *h, uint32_t layer, uint32_t length,
-                         kvl_stale *list, uint32_t room)
+                         size_t *cells, int64_t *slots, uint32_t room)
 {
     const size_t base = (size_t)h->stream * s->c.cells;
     uint32_t n = 0;
@@ -458,14 +383,9 @@ uint32_t kvl_chain_stale(kvl_chains *s, const kvl_chain *h, uint32_t layer, uint
             if (*put >> at & 1)
                 continue;
             *put |= 1u << at;
-            list[n++] = (kvl_stale){.cell = base + s->blocks[id].cells[at],
-                                    .slot = (int64_t)id * KVL_BLOCK + at};
+            cells[n] = base + s->blocks[id].cells[at];
+            slots[n++] = (int64_t)id * KVL_BLOCK + at;
         }
     }
     return n;
-}
-
-const kvl_chains_stats *kvl_chains_stats_get(const kvl_chains *s)
-{
-    return &s->stats;
 }

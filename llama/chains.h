@@ -34,15 +34,13 @@ typedef struct kvl_chains_config {
     uint32_t blocks;  /* of the library */
     uint32_t chains;  /* kept at once, at least as many as rows of a call */
     uint32_t budget;  /* sets of at most so many cells are attended whole: their order is free */
-    int no_writes;    /* for a control of tests: nothing becomes stale again */
 } kvl_chains_config;
 
-/** @return NULL without memory */
-kvl_chains *kvl_chains_open(const kvl_chains_config *config);
-void kvl_chains_close(kvl_chains *chains);
-
-/** Bytes that it takes; those of a chain are touched when it is used. */
+/** Bytes that they take; those of a chain are touched when it is used. */
 size_t kvl_chains_bytes(const kvl_chains_config *config);
+/** @param memory  so many bytes of zeros, aligned as malloc does it; the caller's, and all there is
+ */
+kvl_chains *kvl_chains_open(const kvl_chains_config *config, void *memory);
 
 /** Cells (stream * cells + cell) from @p first on of a layer were written. */
 void kvl_chains_wrote(kvl_chains *chains, uint32_t layer, size_t first, size_t end);
@@ -56,36 +54,24 @@ void kvl_chains_begin(kvl_chains *chains);
  * The chain whose first @p count cells are the set.
  *
  * @param set    [cells / 64] bits, zeros after the mask's end
- * @param hint   a chain to look at first, from any earlier call; NULL = none
- * @return 0 = there is no room for it
+ * @return NULL = there is no room for it
  */
-int kvl_chains_find(kvl_chains *chains, uint32_t stream, const uint64_t *set, uint32_t count,
-                    const kvl_chain *hint, kvl_chain **found);
+kvl_chain *kvl_chains_find(kvl_chains *chains, uint32_t stream, const uint64_t *set,
+                           uint32_t count);
 
 /** Ids of the blocks that hold a chain's cells. */
 const int32_t *kvl_chain_table(const kvl_chain *chain);
 /** The cell at a place of the chain. */
 uint32_t kvl_chain_cell(const kvl_chains *chains, const kvl_chain *chain, uint32_t place);
 
-/** A place that must be put. */
-typedef struct kvl_stale {
-    size_t cell;  /* stream * cells + cell */
-    int64_t slot; /* block * 32 + offset */
-} kvl_stale;
-
 /**
  * Stale places of a chain's first @p length cells, which count as put from now on.
  *
- * @param list  [room] receives them
+ * @param cells  [room] receives them: stream * cells + cell
+ * @param slots  [room] where they are put: block * 32 + offset
  * @return how many; where it is @p room there may be more
  */
 uint32_t kvl_chain_stale(kvl_chains *chains, const kvl_chain *chain, uint32_t layer,
-                         uint32_t length, kvl_stale *list, uint32_t room);
-
-typedef struct kvl_chains_stats {
-    uint32_t chains, blocks, blocks_max; /* in use */
-    uint64_t forks, dropped;
-} kvl_chains_stats;
-const kvl_chains_stats *kvl_chains_stats_get(const kvl_chains *chains);
+                         uint32_t length, size_t *cells, int64_t *slots, uint32_t room);
 
 #endif

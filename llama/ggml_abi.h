@@ -65,10 +65,7 @@ typedef struct gg_buffer_i {
     void (*set_tensor)(gg_buffer *buffer, gg_tensor *tensor, const void *data, size_t offset,
                        size_t size);
     void *get_tensor;
-    void (*set_tensor_2d)(gg_buffer *buffer, gg_tensor *tensor, const void *data, size_t offset,
-                          size_t size, size_t copies, size_t stride_tensor, size_t stride_data);
-    void *get_tensor_2d;
-    bool (*cpy_tensor)(gg_buffer *buffer, const gg_tensor *from, gg_tensor *to);
+    void *set_tensor_2d, *get_tensor_2d, *cpy_tensor;
     void (*clear)(gg_buffer *buffer, uint8_t value);
     void *reset;
 } gg_buffer_i;
@@ -107,7 +104,7 @@ typedef struct gg_device_props {
 
 typedef struct gg_device_i {
     const char *(*get_name)(const void *self);
-    const char *(*get_description)(gg_device *device);
+    const char *(*get_description)(const void *self);
     void (*get_memory)(gg_device *device, size_t *free, size_t *total);
     int (*get_type)(gg_device *device);
     void (*get_props)(gg_device *device, gg_device_props *props);

@@ -15,10 +15,8 @@
 #include <string.h>
 
 /* Names that are shorter here, as `kvferry run` and vLLM's plug-in have them. */
-static const char *const aliases[][2] = {{"budget", "budget_tokens"},
-                                         {"device_memory", "device_bytes"},
-                                         {"sink", "sink_tokens"},
-                                         {"local", "local_tokens"}};
+static const char *const aliases[][2] = {
+    {"device_memory", "device_bytes"}, {"sink", "sink_tokens"}, {"local", "local_tokens"}};
 
 /* Said by llama.cpp and the model, or without a home under blocks. */
 static const char taken[] =
@@ -30,6 +28,8 @@ static const char taken[] =
 #define OWN(field) sizeof(((kvl_settings *)0)->field), offsetof(kvl_settings, field)
 
 static const kvf_setting own[] = {
+    {"budget", KVF_SETTING_WHOLE, 1, OWN(cache.budget_tokens), 1, 0x1p26, NULL, "full", UINT32_MAX,
+     "tokens attended per KV head and step; full = the context"},
     {"host_memory", KVF_SETTING_WHOLE, 1, OWN(host_memory), 0, 0x1p48, NULL, NULL, 0,
      "most bytes of pages in host memory; 0 = what there is"},
     {"rows", KVF_SETTING_WHOLE, 1, OWN(rows), 1, 512, NULL, NULL, 0,
@@ -72,8 +72,6 @@ static int fault(char *error, const char *before, const char *name, const char *
 static int set(kvl_settings *settings, const char *name, char *value, char *error)
 {
     const size_t length = strlen(value);
-    if (!strcmp(name, "budget") && !strcmp(value, "full"))
-        return settings->full = 1;
     if (!strcmp(name, "pages") && !strcmp(value, "native"))
         value = "bf16"; /* the library's word for pages as they came */
     if (!strcmp(name, "log") && length > 1 && value[length - 1] == 's')

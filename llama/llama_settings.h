@@ -17,7 +17,6 @@ typedef enum kvl_prompts { KVL_PROMPTS_AUTO, KVL_PROMPTS_LLAMA, KVL_PROMPTS_KVFE
 
 typedef struct kvl_settings {
     int off;
-    int full;                   /* budget=full: the cells of the cache */
     kvf_runtime_config runtime; /* threads 0: those of llama.cpp */
     kvf_cache_config cache;     /* policy and memory; geometry is the model's */
     uint64_t host_memory;       /* most bytes of pages; 0 = what there is */

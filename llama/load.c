@@ -18,7 +18,6 @@
 #define EXPORTED __attribute__((visibility("default")))
 
 EXPORTED gg_registry *ggml_backend_init(void);
-EXPORTED const char *kvferry_llama_check_settings(const char *text);
 EXPORTED const char *kvferry_llama_plan(const char *settings, const uint32_t *shape,
                                         uint64_t *bytes);
 EXPORTED int kvferry_llama_load(void);
@@ -48,37 +47,32 @@ static const char *own_path(void)
 static gg_registry *refuse(const char *why)
 {
     kvl_say("not loaded: %s; llama.cpp runs on without it", why);
-    kvl_report("refused %s", why);
+    kvl_report("refused %s\n", why);
     return NULL;
 }
 
-/* The plan of layers of one shape: how many, and the first numbers of a kvl_shape. */
-static kvf_status make_plan(const kvl_settings *settings, const uint32_t *shape, kvl_plan *plan,
-                            kvf_error *error)
-{
-    kvl_cache cache = {.layers = shape[0]};
-    memcpy(&cache.shape, shape + 1, PLANNED * sizeof *shape);
-    kvf_runtime *runtime = NULL;
-    kvf_status status = kvf_runtime_open(&settings->runtime, &runtime, error);
-    if (status == KVF_OK)
-        status = kvl_plan_make(runtime, settings, &cache, plan, error);
-    kvf_runtime_close(runtime);
-    return status;
-}
-
-/* Settings of a text. Whether they go together, the library says of a layer of some model. */
-static int read_settings(const char *text, kvl_settings *settings, char *why)
+/* Settings of a text, and what layers of one shape take with them: how many, and the first numbers
+ * of a kvl_shape. Without a shape, whether settings go together is asked of a layer of some model.
+ */
+static int read_settings(const char *text, const uint32_t *shape, kvl_settings *settings,
+                         kvl_plan *plan, char *why)
 {
     static const uint32_t some[] = {1, 8, 8, 128, 128, 1 << 20, 1};
-    kvl_plan plan;
-    kvf_error error;
+    const uint32_t *of = shape ? shape : some;
+    kvl_cache cache = {.layers = of[0]};
+    memcpy(&cache.shape, of + 1, PLANNED * sizeof *of);
     if (!kvl_settings_read(text, settings, why))
         return 0;
-    const kvf_status status = settings->off ? KVF_OK : make_plan(settings, some, &plan, &error);
+    kvf_error error;
+    kvf_runtime *runtime = NULL;
+    kvf_status status = kvf_runtime_open(&settings->runtime, &runtime, &error);
+    if (status == KVF_OK)
+        status = kvl_plan_make(runtime, settings, &cache, plan, &error);
+    kvf_runtime_close(runtime);
     /* Memory is asked for when the model is known. */
-    if (status != KVF_INVALID && status != KVF_UNSUPPORTED)
+    if (status == KVF_OK || (!shape && status != KVF_INVALID && status != KVF_UNSUPPORTED))
         return 1;
-    snprintf(why, KVL_SETTING_TEXT, "KVFERRY_LLAMA: %s", error.text);
+    snprintf(why, KVL_SETTING_TEXT, "%s%s", shape ? "" : "KVFERRY_LLAMA: ", error.text);
     return 0;
 }
 
@@ -86,26 +80,22 @@ static int read_settings(const char *text, kvl_settings *settings, char *why)
 static gg_registry *load(kvl_plugin *p, const void *inside)
 {
     char why[KVL_SETTING_TEXT] = "";
+    kvl_plan plan;
     if (p->is_loaded)
         return kvl_registry(&p->gg);
-    if (!read_settings(getenv("KVFERRY_LLAMA"), &p->settings, why))
+    if (!read_settings(getenv("KVFERRY_LLAMA"), NULL, &p->settings, &plan, why))
         return refuse(why);
     if (p->settings.off) {
-        kvl_report("off");
+        kvl_report("off\n");
         return NULL;
     }
     if (!gg_open(&p->gg, inside, why))
         return refuse(why);
-    /* Buffers may have our functions until the end of the process: stay, whatever is closed. */
-    const char *path = own_path();
-    void *self = path ? dlopen(path, RTLD_LAZY | RTLD_NOLOAD | RTLD_NODELETE) : NULL;
-    if (self)
-        dlclose(self);
     p->is_loaded = 1;
     p->told_at = kvl_now();
     kvl_say("loaded into llama.cpp (ggml %s, backend interface %d)", p->gg.version,
             p->gg.api_version);
-    kvl_report("loaded ggml=%s api=%d", p->gg.version, p->gg.api_version);
+    kvl_report("loaded ggml=%s api=%d\n", p->gg.version, p->gg.api_version);
     return kvl_registry(&p->gg);
 }
 
@@ -118,29 +108,19 @@ gg_registry *ggml_backend_init(void)
     return registry;
 }
 
-const char *kvferry_llama_check_settings(const char *text)
-{
-    static _Thread_local char why[KVL_SETTING_TEXT];
-    kvl_settings settings;
-    return read_settings(text, &settings, why) ? NULL : why;
-}
-
-/* Bytes of layers: on the host, the device, in codes, of the plug-in's own; and blocks. */
+/* Bytes of layers: on the host, the device, in codes, of the plug-in's own; and blocks. Without a
+ * shape, only what is wrong with the settings. */
 const char *kvferry_llama_plan(const char *text, const uint32_t *shape, uint64_t *bytes)
 {
     static _Thread_local char why[KVL_SETTING_TEXT];
     kvl_settings settings;
     kvl_plan plan;
-    kvf_error error;
-    if (!read_settings(text, &settings, why))
+    if (!read_settings(text, shape, &settings, &plan, why))
         return why;
-    if (make_plan(&settings, shape, &plan, &error) != KVF_OK) {
-        snprintf(why, sizeof why, "%s", error.text);
-        return why;
-    }
     const uint64_t sums[] = {plan.memory.host_bytes, plan.memory.device_bytes, plan.codes, plan.own,
                              plan.blocks.block_count};
-    memcpy(bytes, sums, sizeof sums);
+    if (shape)
+        memcpy(bytes, sums, sizeof sums);
     return NULL;
 }
 
@@ -165,42 +145,24 @@ int kvferry_llama_load(void)
     return !ask_ggml(function);
 }
 
-/* Is the file one of LD_PRELOAD's? With `leave` it is taken out, for programs that start from here.
- */
-static int is_preloaded(const char *file, int leave)
-{
-    const char *list = getenv("LD_PRELOAD");
-    char *rest = list ? calloc(1, strlen(list) + 2) : NULL;
-    int found = 0;
-    const size_t name = strlen(file);
-    for (const char *at = list; rest && *(at += strspn(at, ": ")) != '\0';) {
-        const size_t length = strcspn(at, ": ");
-        if (length >= name && !memcmp(at + length - name, file, name))
-            found = 1;
-        else
-            strncat(*rest ? strcat(rest, ":") : rest, at, length);
-        at += length;
-    }
-    if (found && leave && *rest)
-        setenv("LD_PRELOAD", rest, 1);
-    else if (found && leave)
-        unsetenv("LD_PRELOAD");
-    free(rest);
-    return found;
-}
-
 /* Under LD_PRELOAD. A process that has ggml loads us, and so do those that it starts, if they have
- * it, too, as a router of llama-server does. Tools that it starts leave LD_PRELOAD; a script that
- * will become llama.cpp does nothing. */
+ * it, too, as a router of llama-server does. Tools that it starts get what the launcher found in
+ * LD_PRELOAD; a script that will become llama.cpp does nothing. */
 __attribute__((constructor)) static void preloaded(void)
 {
     static const char mark[] = "KVFERRY_LLAMA_INSIDE";
-    void *function = dlsym(RTLD_DEFAULT, "ggml_backend_load");
-    const char *path = own_path();
-    const char *slash = path ? strrchr(path, '/') : NULL;
-    if (!path || !is_preloaded(slash ? slash + 1 : path, !function && getenv(mark)) || !function)
+    const char *path = own_path(), *list = getenv("LD_PRELOAD"), *before = getenv(mark);
+    if (!path || !list || !strstr(list, basename(path)))
         return;
-    setenv(mark, "1", 1);
+    void *function = dlsym(RTLD_DEFAULT, "ggml_backend_load");
+    if (!function) {
+        if (before)
+            setenv("LD_PRELOAD", before, 1);
+        return;
+    }
+    before = getenv("KVFERRY_LLAMA_BEFORE");
+    if (before)
+        setenv(mark, before, 1);
     gg_registry *(*by_name)(const char *) = NULL;
     void *found = dlsym(RTLD_DEFAULT, "ggml_backend_reg_by_name");
     memcpy(&by_name, &found, sizeof found);
@@ -216,6 +178,6 @@ __attribute__((destructor)) static void end(void)
     kvl_plugin *p = &the_plugin;
     if (!p->is_loaded || pthread_mutex_trylock(&p->lock) != 0)
         return;
-    kvl_summary(p, 1);
+    kvl_summary(p);
     pthread_mutex_unlock(&p->lock);
 }

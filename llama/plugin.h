@@ -25,11 +25,15 @@
     X(GEOMETRY, "geometry", "the library does not have heads of this shape")                       \
     X(MEMORY, "memory", "there is not enough memory")                                              \
     X(ROOM, "room", "more blocks are in use than there is room for")                               \
-    X(PARAMS, "params", "scale, cap or sinks of a layer changed")                                  \
+    X(PARAMS, "params", "the library does not have this scale, cap or sinks")                      \
     X(RANGE, "range", "a number is beyond F16")
 
 #define KVL_REASON(name, key, text) KVL_##name,
-typedef enum kvl_reason { KVL_SERVED = -1, KVL_REASONS(KVL_REASON) KVL_REASONS_COUNT } kvl_reason;
+typedef enum kvl_reason {
+    KVL_BROKEN = -2, /* the library failed, and so does the pass */
+    KVL_SERVED = -1,
+    KVL_REASONS(KVL_REASON) KVL_REASONS_COUNT
+} kvl_reason;
 #undef KVL_REASON
 
 /** What was counted, and what the summary tells of it. */
@@ -54,9 +58,6 @@ typedef struct kvl_layer {
     kvl_cache *cache;       /* NULL until attention was seen */
     uint32_t index;         /* of the layer in it */
     uint64_t steps;         /* of verify */
-    int has_params;
-    float scale, cap;
-    float *sinks; /* [query_heads]; NULL = none */
 } kvl_layer;
 
 /** A row of the latest step: the set of cells that it sees. */
@@ -85,17 +86,17 @@ struct kvl_cache {
     void *codes;
     kvl_chains *chains; /* NULL = it is not open */
     uint32_t rows_max, table_stride, budget;
-    char *scratch; /* of the arrays that follow */
+    char *scratch; /* of the arrays that follow, and the chains */
     kvl_row *rows; /* [rows_max] */
     uint32_t rows_count;
     uint64_t *sets; /* [rows_max + 1][cells / 64] */
     int32_t *table; /* [rows_max][table_stride] */
     int32_t *lengths;
-    uint32_t *starts, *contexts; /* [rows_max + 1] of chunks of a prompt */
-    float *q;                    /* [rows_max] */
-    char *put_k, *put_v;         /* [KVL_PUT], as the three that follow */
+    float *q;            /* [rows_max] */
+    char *put_k, *put_v; /* [KVL_PUT], as the two that follow */
+    size_t *put_cells;
     int64_t *put_slots;
-    kvl_stale *stale;
+    char *chains_memory;
 };
 
 /** A buffer whose functions we stand in for, and what is known of the tensors in it. */
@@ -116,9 +117,9 @@ typedef struct kvl_plugin {
     int threads; /* as llama.cpp said last */
     kvl_buffer *buffers;
     kvl_counts counts;
-    double told_at, told_served, told_stock; /* by the latest summary */
-    uint32_t said;                           /* bits of reasons, where no cache is known */
-    int no_hooks, no_counts;                 /* for controls of tests */
+    double told_at; /* the latest summary */
+    uint32_t said;  /* bits of reasons, where no cache is known */
+    int no_counts;  /* for a control of tests: no write is seen */
 } kvl_plugin;
 
 /** The plug-in of this process. */
@@ -170,7 +171,7 @@ gg_registry *kvl_registry(const gg_api *gg);
 typedef enum kvl_outcome { KVL_DONE, KVL_VERIFY, KVL_LEFT, KVL_FAILED } kvl_outcome;
 /** FLASH_ATTN_EXT on a cache: done, done and to be verified, left to llama.cpp, or failed. */
 kvl_outcome kvl_attend(kvl_plugin *p, gg_tensor *node);
-/** Compare rows of the latest step with the node's output, which is llama.cpp's own by now. */
+/** Compare the output of a step with the node's, which is llama.cpp's own by now. */
 void kvl_compare(kvl_plugin *p, const gg_tensor *node, const float *own);
 
 /* say.c */
@@ -182,8 +183,8 @@ void kvl_report(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /** Count rows that are left to llama.cpp, and say once per cache why. */
 void kvl_leave(kvl_plugin *p, kvl_layer *layer, kvl_reason reason, uint64_t rows,
                const char *detail);
-/** The line of what was attended; at @p end only if there is something new. */
-void kvl_summary(kvl_plugin *p, int end);
+/** The line of what was attended, if there was anything. */
+void kvl_summary(kvl_plugin *p);
 double kvl_now(void);
 
 #endif

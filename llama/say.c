@@ -37,16 +37,15 @@ void kvl_say(const char *format, ...)
 void kvl_report(const char *format, ...)
 {
     const char *number = getenv("KVFERRY_LLAMA_REPORT");
-    char line[LINE], *end;
+    char *end;
     const long fd = number ? strtol(number, &end, 10) : 0;
     if (fd < 3 || fd > 65535 || *end)
         return;
     unsetenv("KVFERRY_LLAMA_REPORT");
     va_list arguments;
     va_start(arguments, format);
-    kvf_vformat(line, sizeof line, format, arguments);
+    vdprintf((int)fd, format, arguments);
     va_end(arguments);
-    dprintf((int)fd, "%s\n", line);
     close((int)fd);
 }
 
@@ -67,18 +66,15 @@ void kvl_leave(kvl_plugin *p, kvl_layer *layer, kvl_reason reason, uint64_t rows
     *said |= 1u << reason;
 }
 
-void kvl_summary(kvl_plugin *p, int end)
+void kvl_summary(kvl_plugin *p)
 {
     kvl_counts c = kvl_counts_now(p);
     for (int r = 0; r < KVL_REASONS_COUNT; r++)
         c.stock += c.left[r];
     const double all = c.served + c.stock;
-    const int is_old = end && c.served == p->told_served && c.stock == p->told_stock;
     p->told_at = kvl_now();
-    if (all + c.prompt + c.prompt_served == 0 || is_old)
+    if (all + c.prompt + c.prompt_served == 0)
         return;
-    p->told_served = c.served;
-    p->told_stock = c.stock;
     char text[LINE];
     int at = kvf_format(
         text, LINE,

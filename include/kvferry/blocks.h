@@ -137,10 +137,10 @@ KVF_API const kvf_blocks_plan *kvf_blocks_memory(const kvf_blocks *blocks);
 KVF_API KVF_CHECKED kvf_status kvf_blocks_bind(kvf_blocks *blocks, uint32_t layer, void *codes,
                                                size_t block_stride);
 
-/** Set the attention parameters of a layer; see kvf_cache_attention_params. Call it before the
- * layer's first put, because the library does not know which rows have tokens, and before a
- * capture: a capture keeps scale, cap and whether there are sinks, and reads the values of the
- * layer's sinks at each replay. */
+/** Set the attention parameters of a layer; see kvf_cache_attention_params. Other than there, a
+ * layer with tokens takes others, too: they hold for the calls that follow, because nothing of them
+ * is in what was put. Call it before a capture: a capture keeps scale, cap and whether there are
+ * sinks, and reads the values of the layer's sinks at each replay. */
 KVF_API KVF_CHECKED kvf_status kvf_blocks_attention_params(kvf_blocks *blocks, uint32_t layer,
                                                            const kvf_attention_params *params);
 

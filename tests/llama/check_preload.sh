@@ -14,6 +14,6 @@ seen() {
 }
 
 [ "$(seen A=1)" = "$library" ] || { echo "a script before llama.cpp lost LD_PRELOAD: $(seen A=1)"; exit 1; }
-[ "$(seen KVFERRY_LLAMA_INSIDE=1)" = none ] || { echo "a tool of llama.cpp kept LD_PRELOAD"; exit 1; }
-others=$(env KVFERRY_LLAMA_INSIDE=1 LD_PRELOAD="libm.so.6:$library" sh -c 'printf "%s" "$LD_PRELOAD"')
+[ "$(seen KVFERRY_LLAMA_INSIDE=)" = none ] || { echo "a tool of llama.cpp kept LD_PRELOAD"; exit 1; }
+others=$(env KVFERRY_LLAMA_INSIDE=libm.so.6 LD_PRELOAD="libm.so.6:$library" sh -c 'printf "%s" "$LD_PRELOAD"')
 [ "$others" = libm.so.6 ] || { echo "other libraries of LD_PRELOAD: $others"; exit 1; }

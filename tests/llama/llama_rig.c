@@ -58,9 +58,8 @@ void rig_unload(void)
     kvf_runtime_close(p->runtime);
     p->runtime = NULL;
     p->counts = (kvl_counts){0};
-    p->is_loaded = p->no_counts = p->no_hooks = 0;
+    p->is_loaded = p->no_counts = 0;
     p->said = 0;
-    p->told_served = p->told_stock = 0;
 }
 
 static void reserve(rig *r);
@@ -81,7 +80,11 @@ void rig_make_cache(rig *r)
         all[2 * l + 1] = r->v[l];
     }
     r->buffer = standin_place(all, 2 * RIG_LAYERS);
+    gg_buffer_i plain = r->buffer->iface;
     reserve(r);
+    plain.free_buffer = r->buffer->iface.free_buffer;
+    if (r->o.no_hooks)
+        r->buffer->iface = plain;
 }
 
 rig *rig_open(const rig_options *options)
@@ -94,7 +97,6 @@ rig *rig_open(const rig_options *options)
         assert_non_null(rig_load(options->setting ? options->setting : "budget=full"));
         rig_said();
         kvl_the_plugin()->no_counts = options->no_counts;
-        kvl_the_plugin()->no_hooks = options->no_hooks;
     }
     r->registry = rig_load(NULL);
     r->device = r->registry->iface.get_device(r->registry, 0);

@@ -148,7 +148,7 @@ static void allocations_fail_once(void **state)
     int64_t call = 1;
     while (attend_once(call, 1))
         call++;
-    assert_true(call > 3);
+    assert_true(call > 1);
 }
 
 static void llamas_own_kernels_fail(void **state)

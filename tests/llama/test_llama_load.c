@@ -13,7 +13,6 @@
 #include "common/random.h"
 #include "llama_rig.h"
 
-const char *kvferry_llama_check_settings(const char *text);
 const char *kvferry_llama_plan(const char *settings, const uint32_t *shape, uint64_t *bytes);
 int kvferry_llama_load(void);
 
@@ -84,7 +83,7 @@ static void wrong_settings_are_told(void **state)
 {
     (void)state;
     const char *const cases[][2] = {
-        {"budget=0", "budget = 0: must be a whole number from 1 to 67108864"},
+        {"budget=0", "budget = 0: must be a whole number from 1 to 67108864, or full"},
         {"budget", "budget: must be name=value, or off alone"},
         {"page=4", "there is no setting page"},
         {"page_size=5", "page_size = 5: must be 1, 2, 4, 8, 16, 32 or 64"},
@@ -97,16 +96,17 @@ static void wrong_settings_are_told(void **state)
         {"select=quest", "select"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        const char *text = kvferry_llama_check_settings(cases[i][0]);
+        const char *text = kvferry_llama_plan(cases[i][0], NULL, NULL);
         assert_non_null(text);
         if (!strstr(text, cases[i][1]))
             fail_msg("%s: %s", cases[i][0], text);
         assert_true(!strncmp(reported(cases[i][0]), "refused KVFERRY_LLAMA: ", 23));
     }
-    assert_null(kvferry_llama_check_settings(NULL));
-    assert_null(kvferry_llama_check_settings(
-        "budget=2048 pages=native device_memory=4GiB host_memory=48GiB log=10s verify=64"));
-    assert_null(kvferry_llama_check_settings("budget=full, pages=k8v4, rows=64, threads=3"));
+    assert_null(kvferry_llama_plan(NULL, NULL, NULL));
+    assert_null(kvferry_llama_plan(
+        "budget=2048 pages=native device_memory=4GiB host_memory=48GiB log=10s verify=64", NULL,
+        NULL));
+    assert_null(kvferry_llama_plan("budget=full, pages=k8v4, rows=64, threads=3", NULL, NULL));
 }
 
 static void plans_keep_what_is_said(void **state)

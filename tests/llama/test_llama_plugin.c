@@ -198,9 +198,10 @@ static void steps_are_served_and_prompts_left(void **unused)
     assert_int_equal(rig_attend(r, 0, 4, 0, 1, sets), GG_SUCCESS);
     assert_true(r->by_kvferry);
     assert_true(r->worst < ROUNDING);
+    kvl_summary(kvl_the_plugin());
     rig_close(r);
     const char *text = rig_said();
-    assert_non_null(strstr(text, "kvferry: serving 2 of 2 layers"));
+    assert_non_null(strstr(text, "kvferry: serving 2 layers, 832 cells of room"));
     assert_non_null(strstr(text, "kvferry: attended served=6 stock=0 share=1.0000 prompt=5"));
     rig_unload();
 }
@@ -248,10 +249,41 @@ static void queries_beyond_f16(gg_tensor *node)
     ((float *)node->src[0]->data)[5] = 1e6f;
 }
 
+static void no_scale(gg_tensor *node)
+{
+    memset(&node->op_params[0], 0, sizeof(float));
+}
+
 static void another_scale(gg_tensor *node)
 {
-    const float scale = 0.3f;
+    const float scale = 0.7f;
     memcpy(&node->op_params[0], &scale, sizeof scale);
+}
+
+/* A layer whose scale changes is attended with the new one. */
+static void scales_may_change(void **unused)
+{
+    (void)unused;
+    rig *r = rig_open(&(rig_options){0});
+    rig_set set[1] = {{0}};
+    float own[RIG_HEADS * RIG_DIM];
+    assert_int_equal(begin(r, 70, set[0]), GG_SUCCESS);
+    r->spoil = another_scale;
+    gg_backend *const by[] = {r->backend, r->cpu};
+    for (int i = 0; i < 2; i++) {
+        r->backend = by[i];
+        r->random = 99;
+        assert_int_equal(rig_attend(r, 1, 1, 0, 1, set), GG_SUCCESS);
+        assert_true(r->by_kvferry == !i);
+        for (int d = 0; i && d < RIG_HEADS * RIG_DIM; d++)
+            assert_true(fabsf(own[d] - r->out[d]) < ROUNDING);
+        memcpy(own, r->out, sizeof own);
+    }
+    r->backend = by[0];
+    rig_listen();
+    rig_close(r);
+    rig_said();
+    rig_unload();
 }
 
 /* Left to llama.cpp: with its bits, counted, and said once. */
@@ -265,7 +297,7 @@ static void what_is_not_understood_is_left(void **unused)
                  {mask_of_numbers, "the mask has values"},
                  {values_are_keys, "one tensor (MLA)"},
                  {queries_beyond_f16, "beyond F16"},
-                 {another_scale, "scale, cap or sinks"}};
+                 {no_scale, "scale, cap or sinks"}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         float own[RIG_HEADS * RIG_DIM];
         rig_set set[1] = {{0}};
@@ -324,6 +356,7 @@ static void attention_that_is_off_is_said(void **unused)
     for (int turn = 0; turn < 4; turn++)
         assert_int_equal(rig_write(r, 0, &cell, 1), GG_SUCCESS);
     assert_int_equal(kvl_the_plugin()->counts.left[KVL_NO_FLASH], 3);
+    kvl_summary(kvl_the_plugin());
     rig_close(r);
     const char *text = rig_said(), *first = strstr(text, "add -fa on");
     assert_non_null(first);
@@ -412,7 +445,7 @@ static void contexts_run_in_threads(void **unused)
 int main(void)
 {
     return unit_run(no_output_is_wrong, no_prompt_is_wrong, without_proofs_outputs_are_wrong,
-                    steps_are_served_and_prompts_left, verify_sees_what_is_wrong,
+                    steps_are_served_and_prompts_left, verify_sees_what_is_wrong, scales_may_change,
                     what_is_not_understood_is_left, values_beyond_f16_leave_the_cache,
                     attention_that_is_off_is_said, contexts_are_apart,
                     a_buffer_that_goes_has_its_own_functions, contexts_run_in_threads);

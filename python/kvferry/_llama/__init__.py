@@ -45,8 +45,6 @@ def plugin() -> ctypes.CDLL:
         library = ctypes.CDLL(plugin_path())
     except OSError as error:
         raise Refused("the plug-in does not load: %s" % error) from error
-    library.kvferry_llama_check_settings.restype = ctypes.c_char_p
-    library.kvferry_llama_check_settings.argtypes = [ctypes.c_char_p]
     library.kvferry_llama_plan.restype = ctypes.c_char_p
     library.kvferry_llama_plan.argtypes = [ctypes.c_char_p, ctypes.c_void_p, ctypes.c_void_p]
     return library
@@ -54,6 +52,6 @@ def plugin() -> ctypes.CDLL:
 
 def check_settings(text: str) -> None:
     """Refuse settings in the library's words."""
-    said = plugin().kvferry_llama_check_settings(os.fsencode(text))
+    said = plugin().kvferry_llama_plan(os.fsencode(text), None, None)
     if said:
         raise Refused(said.decode(), 2)

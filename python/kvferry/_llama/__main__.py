@@ -14,6 +14,7 @@ from typing import Dict, List
 from . import SETTINGS, Refused, check_settings, plugin_path, programs
 
 REPORT = "KVFERRY_LLAMA_REPORT"
+BEFORE = "KVFERRY_LLAMA_BEFORE" # what LD_PRELOAD is in tools that the program starts
 WAIT_SECONDS = 20 # a program that has not loaded the plug-in by then goes on without
 # Programs whose -fa takes on, off or auto; others say what they need by their own names.
 FLASH = ("llama-server", "llama-cli", "llama-bench", "llama-completion", "llama-perplexity", "llama-batched-bench",
@@ -35,7 +36,7 @@ def environment_of(program: programs.Program, given: Dict[str, str]) -> Dict[str
     if name == programs.PATH:
         return {**given, name: plugin}
     before = given.get(name, "")
-    return {**given, name: plugin + (":" + before if before else "")}
+    return {**given, name: plugin + (":" + before if before else ""), BEFORE: before}
 
 
 def watch(path: str) -> int:
