@@ -139,6 +139,18 @@ class Told(unittest.TestCase):
         self.assertEqual(status, 1)
         self.assertTrue(line.endswith("at 2K, less than 90.0%"), line)
 
+    def test_a_lost_answer_is_lost_whatever_else_is_won(self):
+        made, task = record.Record("nowhere"), tasks.RulerTask("own", "?", ["yes"], 4)
+        for d, (full, mine, share) in enumerate((("yn", "ny", 0.6), ("yn", "yn", 0.9), ("nn", "yy", 0.1))):
+            made.documents.append(tasks.Document("", task, task))
+            made.documents[d].length = 1024
+            for q in range(2):
+                for side, said in (("full", full), ("128", mine)):
+                    made.said[side, d, q] = {"answer": {"y": "yes", "n": "no"}[said[q]], "served": {"heads": 2, "recall": 2 * share}}
+        told = report.foresight(made, "128")
+        self.assertEqual((told["documents"], told["share"]), ([1, 1], 1.0)) # the third had nothing to lose
+        self.assertAlmostEqual(told["measured"][0], 0.6)
+
     def test_a_control_that_does_not_differ(self):
         for p, is_measured in ((0.6, True), (0.9, False)):
             said = "\n".join(report.of_side(self.record({}, full=0.9, control=p), report.CONTROL, []))

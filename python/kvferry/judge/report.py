@@ -161,10 +161,10 @@ def foresight(record: Record, side: str) -> Optional[Dict[str, Any]]:
     measure, lost = [], []
     for d, full, mine in pairs(record, side, lambda doc: is_question(doc.tasks[0].kind)):
         counted = [one["served"] for one in mine if one.get("served") and one["served"]["heads"]]
-        of_full, of_mine = (sum(scores(record, d, answers)) for answers in (full, mine))
-        if counted and of_full:
+        of_full, of_mine = (scores(record, d, answers) for answers in (full, mine))
+        if counted and sum(of_full):
             measure.append(sum(c["recall"] for c in counted) / sum(c["heads"] for c in counted))
-            lost.append(of_mine < of_full)
+            lost.append(any(m < f for m, f in zip(of_mine, of_full)))
     if not measure:
         return None
     groups = [[x for x, is_lost in zip(measure, lost) if is_lost == wanted] for wanted in (True, False)]
