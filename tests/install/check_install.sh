@@ -4,7 +4,7 @@
 # Install into an empty DESTDIR, then be a stranger: build the program of docs/c.md and the examples from
 # the installed copy with nothing but pkg-config, against the shared library and the static one, and run them.
 #
-# usage: check_install.sh SOURCE_FOLDER BUILD_FOLDER
+# usage: check_install.sh SOURCE_FOLDER BUILD_FOLDER WHY_THERE_IS_NO_CUDA_DEVICE
 
 set -euo pipefail
 source=$1
@@ -40,6 +40,11 @@ for kind in shared static; do
     done
     echo "$kind: ${programs[*]}"
 done
+
+# What pip shows last of a build without the CUDA device.
+absence=$3
+[ -z "$absence" ] || ninja -C "$build" cuda-absence | grep -F "kvferry: $absence" ||
+    { echo "a build does not say that it has no CUDA device"; exit 1; }
 
 # Only what the header declares is visible.
 shared=$(find "$work/shared" -name 'libkvferry.so' | head -n 1)
