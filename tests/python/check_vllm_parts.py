@@ -217,7 +217,8 @@ GPT_OSS = dict(model_type="gpt_oss", hidden_size=2880, intermediate_size=2880, n
                tie_word_embeddings=False, quantization_config={"quant_method": "mxfp4"})
 GEMMA3_4B = dict(model_type="gemma3", text_config=dict(hidden_size=2560, intermediate_size=10240, model_type="gemma3_text",
                                                        num_hidden_layers=34, sliding_window=1024))
-README = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "README.md")
+README, PAGE = (os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", *name) for name in (
+    ("README.md",), ("docs", "vllm.md")))
 CARDS = {"80 GB": 79.1, "24 GB": 23.5} # GiB, as an H100 and an RTX 4090 have them
 
 
@@ -425,8 +426,26 @@ class Memory(unittest.TestCase):
             self.assertNotIn("vLLM alone would hold", told, (card, host))
         self.assertIn("host_memory = 64GiB holds 524064 tokens, and vLLM alone would hold",
                       self.calculated(LLAMA_8B, "--gpu", "80GiB", "--host", "64GiB"))
+        with open(PAGE, encoding="utf-8") as text:
+            rows = re.findall(r"^\| (\d+GB) \| (\d+)GiB \| (.*) \|$", text.read(), re.MULTILINE)
+        self.assertEqual([card for card, *_ in rows], ["24GB", "48GB", "80GB", "141GB"])
+        for card, host, cells in rows:
+            self.row_is_planned(card, int(host) * 3 // 4, cells.replace(",", "").split(" | "))
         with open(README, encoding="utf-8") as text:
             self.assertNotIn("host_memory", text.read().partition("vllm serve")[2].partition("```")[0])
+
+    def row_is_planned(self, card, host, cells):
+        """A row of the page."""
+        def told(*given):
+            return self.calculated(LLAMA_8B, "--gpu", card, *given, "budget=1024")
+        tokens, alone, requests, kept, resident, step = cells
+        text = told("--host", "%dGiB" % host)
+        for wanted in ("\n%s tokens fit" % tokens, " %s requests of 4096 tokens" % requests.replace(" by `max_num_seqs`", ""),
+                       "\n%s requests keep their budget on the card; with admit=resident %s run" % (kept, resident),
+                       "brings %s GiB at 0%%, 50%%, 90%% hits" % " GiB, ".join(step.split())):
+            self.assertIn(wanted, text)
+        self.assertEqual("`max_num_seqs`" in requests, "of 4096 tokens, by max_num_seqs" in text)
+        self.assertIn("vLLM alone would hold %s on" % alone, told("--host", "1GiB", "--max-model-len", "4096"))
 
     def told_is_planned(self, text, wanted, requests):
         blocks, regions, resident = self.starts(*wanted)
@@ -616,6 +635,8 @@ class Steps(unittest.TestCase):
         told = memory.warning(64 * GIB, 524064, each, 56 * GIB)
         self.assertRegex(told, "^host_memory = 64GiB holds 524064 tokens, and vLLM alone would hold 458752 on this card: "
                                "give 112GiB or more")
+        self.assertRegex(memory.warning(64 * GIB, 524064, each, 50 * GIB + 5 * each), "give 101GiB or more")
+        self.assertRegex(memory.warning(GIB, 10, each, 100 * each), "give 25MiB or more")
 
 
 class Admission(unittest.TestCase):

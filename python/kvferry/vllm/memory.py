@@ -190,8 +190,11 @@ def warning(host: int, tokens: int, token_bytes: int, left: Optional[int]) -> Op
     alone = 0 if left is None else max(0, left) // token_bytes
     if tokens >= PAYS * alone:
         return None
+    pays = PAYS * alone * token_bytes
+    if pays >= 1 << 30: # in whole GiB
+        pays = -(-pays >> 30) << 30
     return ("host_memory = %s holds %d tokens, and vLLM alone would hold %d on this card: give %s or more, if there is as "
-            "much, or serve without kvferry" % (said(host, up=False), tokens, alone, said(PAYS * alone * token_bytes)))
+            "much, or serve without kvferry" % (said(host, up=False), tokens, alone, said(pays)))
 
 
 class Card(NamedTuple):
