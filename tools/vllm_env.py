@@ -75,6 +75,7 @@ def overlay(python, wheel, made):
         for name in os.listdir(compiled):
             if name.endswith(".so"):
                 os.symlink(os.path.join(compiled, name), os.path.join(made, "vllm", name))
+    subprocess.run([python, "-m", "compileall", "-q", made], check=True) # tests, each of many processes, write none
 
 
 def entry_points(python, version):
