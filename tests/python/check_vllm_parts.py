@@ -775,7 +775,8 @@ class Refusals(unittest.TestCase):
                 ("heads of 512 elements", {"text": types.SimpleNamespace(
                     layer_types=["sliding_attention", "full_attention"],
                     per_layer_config=[types.SimpleNamespace(head_dim=n) for n in (1024, 512)])}),
-                ("drafts by eagle", {"drafts_by": "eagle"})):
+                *(("drafts by %s: take ngram" % name, {"drafts_by": name}) for name in (
+                    "mtp", "eagle", "eagle3", "dflash", "dspark", "draft_model", "medusa", "suffix", "ngram_gpu"))):
             self.refused(text, refusals.check_engine, engine(**bad))
         wide = types.SimpleNamespace(per_layer_config={"5": {"head_dim": 512}})
         refusals.check_engine(engine(device_type="cpu", text=wide))
