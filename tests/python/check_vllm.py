@@ -20,9 +20,9 @@ import unittest
 import unittest.mock
 
 from vllm_case import Case, main, stock, vllm_alone
-from vllm_engine import (COMPILED, DRAFTS, FOLDER, FULL, NEW, Engine, adapters, answer, beginnings, capped_model, linear_model,
-                         looped_model, mamba_model, narrow_model, pictured_model, poisoned_model, prompts, sinks_model, three_answers,
-                         variant, windowed_model)
+from vllm_engine import (COMPILED, DRAFTS, FOLDER, FULL, NEW, Engine, adapters, answer, beginnings, capped_model,
+                         drafting_model, linear_model, looped_model, mamba_model, narrow_model, pictured_model,
+                         poisoned_model, prompts, sinks_model, three_answers, variant, windowed_model)
 
 
 def write_mask(path, layers):
@@ -105,6 +105,17 @@ class SameTokens(Case):
         self.assertEqual(len(set(told)), 1, engine.log[-4000:])
         self.assertTrue(1 < int(told[0]) < 12)
         self.assertEqual(re.findall(r"tokens fit, in (\d+) requests at once", engine.log), [told[0]] * 2)
+
+    def test_other_schedulers(self):
+        """One that turns the order of requests round in every pass, and vLLM's own by priorities, of which the last come
+        first. Both take blocks away from requests that run."""
+        few, many = {"max_num_batched_tokens": 256, "num_gpu_blocks_override": 41, "max_model_len": 1024}, prompts()[5:] * 2
+        for priorities, changes in ((None, {"scheduler_cls": "vllm_schedulers.Turning"}),
+                                    (list(range(len(many), 0, -1)), {"scheduling_policy": "priority"})):
+            with self.subTest(**changes):
+                engine = self.ours([answer(many, priority=priorities, max_tokens=100)], **few, **changes)
+                self.assertEqual([[one[0][:NEW]] for one in engine.results[0]["tokens"]], stock()[5:] * 2)
+                self.assertGreater(engine.counters["vllm:num_preemptions"], 0)
 
     def test_settings_of_the_environment(self):
         """Pages that go to the device and are found there again."""
@@ -194,6 +205,16 @@ class Windows(Case):
                 for transfer in ("mapped", "direct")]
         self.assertEqual(told[0].results, told[1].results)
         self.assertGreater(told[0].summed("page_hits"), 1000)
+
+    def test_how_much_of_a_prefix_is_found(self):
+        """A gpt-oss: whole blocks of ours are found, which have 32 or 16 times the tokens of vLLM's own."""
+        long = (prompts()[-1] * 6)[:2750]
+        changes = {"model": sinks_model(), "attention_backend": None, "max_model_len": 4096}
+        alone = self.ran(Engine([answer([long])] * 2, **changes))
+        changes["attention_config"] = {"backend_per_kind": {"full_attention": "CUSTOM"}}
+        told = [self.ran(Engine([answer([long])] * 2, {"budget": 4096}, dtype=dtype, **changes)) for dtype in ("float32", "bfloat16")]
+        self.assertEqual([one["tokens"] for one in told[0].results], [one["tokens"] for one in alone.results])
+        self.assertEqual([engine.results[1]["cached"] for engine in (alone, *told)], [[2720], [2048], [2560]])
 
     def test_soft_caps(self):
         """Which bend logits enough that there are other tokens without them, under either runner."""
@@ -715,6 +736,21 @@ class Taken(unittest.TestCase):
         self.assertEqual(taken.missing, [])
 
 
+class Defaults(unittest.TestCase):
+    def test_of_a_card(self):
+        """The calculator's numbers of requests and tokens of a pass are vLLM's, by a card's memory and name."""
+        from vllm.engine import arg_utils
+        from vllm.usage.usage_lib import UsageContext
+        from kvferry.vllm.__main__ import defaults_of
+        for gib, name in ((180, "NVIDIA B200"), (80, "NVIDIA H100"), (80, "NVIDIA A100-SXM4-80GB"), (40, "NVIDIA A100"), (24, "")):
+            with unittest.mock.patch.object(arg_utils, "current_platform", types.SimpleNamespace(
+                    get_device_total_memory=lambda: gib << 30, get_device_name=lambda: name, # pylint: disable=cell-var-from-loop
+                    is_device_capability=lambda _: False, is_tpu=lambda: False, is_cpu=lambda: False)):
+                tokens, requests = arg_utils.EngineArgs.get_batch_defaults(1)
+            server = UsageContext.OPENAI_API_SERVER
+            self.assertEqual(defaults_of(gib << 30, name), (requests[server], tokens[server]), name)
+
+
 class Refusals(Case):
     """By name, before the first token. Parts that need no vLLM: check_vllm_parts.py."""
 
@@ -776,9 +812,11 @@ class Refusals(Case):
                 "additional_config": {"kvferry": {"head_mask": mask}}},
             "kv_cache_memory_bytes = 1073741824: the number of blocks follows from host_memory": {
                 "kv_cache_memory_bytes": 1 << 30, **kvferry}}
-        for method in ("draft_model", "eagle"):
+        for method in ("draft_model", "eagle", "eagle3"):
             wanted["drafts by %s: take ngram" % method] = {**kvferry, "speculative_config": {
                 "method": method, "model": variant(method), "num_speculative_tokens": 2}}
+        wanted["drafts by mtp: take ngram"] = {**kvferry, "model": drafting_model(), "load_format": "dummy",
+                                               "speculative_config": {"method": "mtp", "num_speculative_tokens": 1}}
         bare = {"model": variant("bare"), "load_format": "safetensors"}
         engine = self.refused({text: {**bare, **one} for text, one in wanted.items()})
         self.assertNotIn("Loading weights took", engine.log)
@@ -828,4 +866,4 @@ class Refusals(Case):
 
 
 if __name__ == "__main__":
-    main((SameTokens, PackedPages, NotFinite, Windows, Narrow, Linear, Budget, Runners, Replays, Folders, Calls, Taken, Refusals))
+    main((SameTokens, PackedPages, NotFinite, Windows, Narrow, Linear, Budget, Runners, Replays, Folders, Calls, Taken, Defaults, Refusals))

@@ -131,6 +131,16 @@ def sinks_model():
     return folder
 
 
+def drafting_model():
+    """A random Ernie 4.5, whose checkpoints have a layer for drafts."""
+    import tiny_models
+    folder = os.path.join(FOLDER.name, "drafting")
+    model = tiny_models.make("Ernie4_5_MoeForCausalLM", 7)
+    model.config.num_nextn_predict_layers = 1
+    model.save_pretrained(folder)
+    return folder
+
+
 def pictured_model():
     """A random Gemma 3 for images, with words of one token."""
     import tokenizers
@@ -244,10 +254,10 @@ def sampling(**fields):
                              "detokenize": False, **fields})
 
 
-def do_answer(llm, ids, lengths=(NEW,), **fields):
+def do_answer(llm, ids, lengths=(NEW,), priority=None, **fields):
     """Tokens of every prompt, and how many of them came from the prefix cache. Answers have `lengths` in turn."""
     asked = [sampling(**{"max_tokens": lengths[i % len(lengths)], **fields}) for i in range(len(ids))]
-    made = llm.generate([{"prompt_token_ids": i} for i in ids], asked, use_tqdm=False)
+    made = llm.generate([{"prompt_token_ids": i} for i in ids], asked, use_tqdm=False, priority=priority)
     return {"tokens": [[list(answer.token_ids) for answer in one.outputs] for one in made],
             "cached": [one.num_cached_tokens for one in made]}
 
@@ -394,8 +404,6 @@ def take_second_runner():
     driver = type("Driver", (), {"is_active": staticmethod(lambda: True)})
     triton.backends.backends["cpu"] = types.SimpleNamespace(driver=driver, compiler=None)
     torch.set_num_threads(1)
-    import vllm.model_executor.models.registry as registry
-    registry._run_in_subprocess = lambda inspect: inspect()
 
 
 def engine_main(path):
@@ -404,6 +412,8 @@ def engine_main(path):
     if os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1":
         take_second_runner()
     from vllm import LLM
+    from vllm.model_executor.models import registry
+    registry._run_in_subprocess = lambda inspect: inspect() # else a process for each class that was not seen yet
     told = {"refused": [refused(settings) for settings in job["refused"]]}
     if job["calls"]:
         llm = LLM(**job["engine"])
