@@ -784,7 +784,7 @@ class Refusals(Case):
                 "additional_config": {"kvferry": {"select": "hybrid"}}},
             "num_gpu_blocks_override = 301: so many blocks take": {
                 "additional_config": {"kvferry": {"host_memory": "16MiB"}}},
-            "host_memory = 1048576: a request of max_model_len = 2048 tokens has": {
+            "host_memory = 1MiB: a request of max_model_len = 2048 tokens has": {
                 "additional_config": {"kvferry": {"host_memory": "1MiB"}}}}
         self.refused(wanted)
 
