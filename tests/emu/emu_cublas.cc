@@ -234,8 +234,8 @@ cublasStatus_t cublasSetStream(cublasHandle_t handle, cudaStream_t stream)
     EMU_ENTER_CUBLAS("cublasSetStream");
     if (handle == nullptr)
         return CUBLAS_STATUS_NOT_INITIALIZED;
-    cudaError_t error = emu::check_stream(stream);
-    if (error != cudaSuccess)
+    cudaStream_t named = stream;
+    if (emu::check_stream(named) != cudaSuccess)
         return CUBLAS_STATUS_INVALID_VALUE;
     handle->stream = stream;
     return CUBLAS_STATUS_SUCCESS;
@@ -295,12 +295,13 @@ cublasStatus_t cublasGemmEx(cublasHandle_t handle, cublasOperation_t transa,
     (void)algorithm;
     if (handle == nullptr)
         return CUBLAS_STATUS_NOT_INITIALIZED;
+    cudaStream_t stream = handle->stream;
     bool is_ta = transa != CUBLAS_OP_N, is_tb = transb != CUBLAS_OP_N;
     int a_rows = is_ta ? k : m, a_columns = is_ta ? m : k;
     int b_rows = is_tb ? n : k, b_columns = is_tb ? k : n;
     if (m < 0 || n < 0 || k < 0 || alpha == nullptr || beta == nullptr ||
         lda < std::max(1, a_rows) || ldb < std::max(1, b_rows) || ldc < std::max(1, m) ||
-        handle->stream == nullptr || emu::check_stream(handle->stream) != cudaSuccess)
+        emu::check_stream(stream) != cudaSuccess)
         return CUBLAS_STATUS_INVALID_VALUE;
     bool is_fp32_sum = compute == CUBLAS_COMPUTE_32F || compute == CUBLAS_COMPUTE_32F_PEDANTIC ||
                        compute == CUBLAS_COMPUTE_32F_FAST_TF32;
@@ -326,7 +327,7 @@ cublasStatus_t cublasGemmEx(cublasHandle_t handle, cublasOperation_t transa,
     p.c_type = c_type;
     p.c_leading = (size_t)ldc;
     return status_of(emu::submit(
-        handle->stream, [=] { emu::run_product(p); }, "gemm"));
+        stream, [=] { emu::run_product(p); }, "gemm"));
 }
 
 const char *cublasGetStatusName(cublasStatus_t status)

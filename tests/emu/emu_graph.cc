@@ -170,6 +170,23 @@ cudaError_t check_unsafe()
     return error;
 }
 
+cudaError_t check_legacy(int device, bool voids)
+{
+    cudaError_t error = cudaSuccess;
+    if (captures_alive.load(std::memory_order_relaxed) == 0)
+        return cudaSuccess;
+    Hold hold(captures_lock);
+    for (const auto &c : captures) {
+        const bool conflicts =
+            std::any_of(c->members.begin(), c->members.end(), [=](const CUstream_st *s) {
+                return s->device == device && (s->flags & cudaStreamNonBlocking) == 0;
+            });
+        c->is_void = c->is_void || (conflicts && voids);
+        error = conflicts ? cudaErrorStreamCaptureImplicit : error;
+    }
+    return error;
+}
+
 cudaError_t refuse_captured(cudaStream_t stream)
 {
     if (!is_captured(stream))
@@ -239,6 +256,10 @@ cudaError_t capture_wait(cudaStream_t stream, cudaEvent_t event, bool *is_handle
     }
     if (of_event->is_void)
         return cudaErrorStreamCaptureInvalidated;
+    if (stream->is_legacy) {
+        of_event->is_void = true;
+        return cudaErrorStreamCaptureImplicit;
+    }
     if (of_stream != nullptr && of_stream != of_event) {
         of_stream->is_void = of_event->is_void = true;
         return cudaErrorStreamCaptureMerge;
@@ -394,7 +415,7 @@ extern "C" {
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMode mode)
 {
     EMU_ENTER(0);
-    if (stream == nullptr || stream == cudaStreamLegacy)
+    if (emu::is_default(stream))
         return fail(cudaErrorStreamCaptureUnsupported);
     cudaError_t error = emu::check_stream(stream);
     if (error == cudaSuccess && (unsigned)mode > cudaStreamCaptureModeRelaxed)
@@ -463,10 +484,18 @@ static enum cudaStreamCaptureStatus status_of(const Capture *capture)
                               : cudaStreamCaptureStatusActive;
 }
 
+/* Who asks voids nothing. */
+static cudaError_t check_asked(cudaStream_t &stream)
+{
+    const cudaError_t error = emu::find_stream(stream);
+    return error == cudaSuccess && stream->is_legacy ? emu::check_legacy(stream->device, false)
+                                                     : error;
+}
+
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus *status)
 {
     EMU_ENTER(0);
-    cudaError_t error = emu::check_stream(stream);
+    cudaError_t error = check_asked(stream);
     if (error != cudaSuccess || status == nullptr)
         return fail(error != cudaSuccess ? error : cudaErrorInvalidValue);
     Hold hold(captures_lock);
@@ -495,7 +524,7 @@ cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, enum cudaStreamCapture
                                      const cudaGraphNode_t **before, const cudaGraphEdgeData **,
                                      size_t *count)
 {
-    cudaError_t error = emu::check_stream(stream);
+    cudaError_t error = check_asked(stream);
     if (error == cudaSuccess && status == nullptr)
         error = cudaErrorInvalidValue;
     if (error == cudaSuccess && graph != nullptr)

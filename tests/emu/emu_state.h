@@ -219,6 +219,7 @@ struct CUstream_st : emu::Counted {
     int device = 0;
     unsigned flags = 0;
     int priority = 0;
+    bool is_legacy = false; /* the default stream of its device; set before anybody else has it */
     uint32_t number = 0;
     std::mutex callers;
     emu::Entry *tail = nullptr;
@@ -261,8 +262,15 @@ struct CUevent_st : emu::Counted {
 namespace emu
 {
 
-/* Not success: the handle is NULL, unknown or destroyed. */
-cudaError_t check_stream(cudaStream_t stream);
+/* The stream that a handle names, which NULL does too. Not success: unknown or destroyed; or the
+ * default stream while a blocking one is captured, which voids that capture. */
+cudaError_t check_stream(cudaStream_t &stream);
+/* The same, whatever is captured. */
+cudaError_t find_stream(cudaStream_t &stream);
+inline bool is_default(cudaStream_t handle)
+{
+    return handle == nullptr || handle == cudaStreamLegacy;
+}
 /* In the order of the stream, or into its capture. */
 cudaError_t submit(cudaStream_t stream, Work work, const char *name,
                    const kvf_emu_kernel *kernel = nullptr);
@@ -276,8 +284,6 @@ void stream_drain(CUstream_st *stream);
 void drain_all(int device);
 /* No stream has work. */
 bool is_idle();
-/* Work on the stream that cudaMemcpy and cudaMemset use. */
-void legacy_submit(Work work, bool is_awaited);
 
 /* ---- events: emu_event.cc ---- */
 
@@ -305,6 +311,9 @@ struct Plan : Counted {
 
 /* The question of ENTRY_UNSAFE; voids the captures that forbid the call. */
 cudaError_t check_unsafe();
+/* Success if no blocking stream of the device is capturing; else the default stream cannot be used,
+ * and whoever tries may void those captures. */
+cudaError_t check_legacy(int device, bool voids);
 /* Success if the stream is not capturing; else voids the capture and says so. */
 cudaError_t refuse_captured(cudaStream_t stream);
 bool is_captured(cudaStream_t stream);

@@ -177,16 +177,57 @@ static void append(CUstream_st *stream, Work work, bool always)
     word_wake(stream->enqueued);
 }
 
-/* A stream without cudaStreamNonBlocking comes after what the legacy stream was given before. */
+static std::vector<Ref<CUstream_st>> workers_of(int device)
+{
+    std::vector<Ref<CUstream_st>> all;
+    std::shared_lock<std::shared_mutex> hold(tables_lock);
+    for (CUstream_st *s : workers)
+        if (device < 0 || s->device == device)
+            all.emplace_back(s);
+    return all;
+}
+
+/* ---- the default stream ----
+ *
+ * NULL, or cudaStreamLegacy. It comes after all that blocking streams of its device were given
+ * before, and they after what it was given; streams with cudaStreamNonBlocking have no part in it.
+ */
+
+static bool is_blocking(const CUstream_st *stream)
+{
+    return (stream->flags & cudaStreamNonBlocking) == 0;
+}
+
+/* NULL before its first use. */
+static CUstream_st *made_legacy(int device)
+{
+    std::shared_lock<std::shared_mutex> hold(tables_lock);
+    return (size_t)device < legacy.size() ? legacy[(size_t)device].get() : nullptr;
+}
+
+static CUstream_st *legacy_of(int device)
+{
+    static std::mutex &making = *new std::mutex;
+    CUstream_st *found = made_legacy(device);
+    if (found != nullptr)
+        return found;
+    std::lock_guard<std::mutex> turn(making);
+    found = made_legacy(device);
+    if (found != nullptr)
+        return found;
+    Ref<CUstream_st> made = stream_open(device, cudaStreamNonBlocking, 0);
+    made->is_legacy = true;
+    std::unique_lock<std::shared_mutex> hold(tables_lock);
+    if (legacy.size() <= (size_t)device)
+        legacy.resize((size_t)device + 1);
+    legacy[(size_t)device] = made;
+    return made.get();
+}
+
 static void append_legacy_wait(CUstream_st *stream)
 {
-    Ref<CUstream_st> first;
-    {
-        std::shared_lock<std::shared_mutex> hold(tables_lock);
-        if ((size_t)stream->device < legacy.size())
-            first = legacy[(size_t)stream->device];
-    }
-    if (!first || first.get() == stream)
+    CUstream_st *first = made_legacy(stream->device);
+    if (first == nullptr)
         return;
     uint32_t target = first->enqueued.load(std::memory_order_relaxed);
     if (target == stream->legacy_seen)
@@ -196,10 +237,22 @@ static void append_legacy_wait(CUstream_st *stream)
         stream, [=] { word_wait(first->done, target, std::memory_order_acquire); }, true);
 }
 
+static void append_blocking_waits(CUstream_st *stream)
+{
+    for (const auto &other : workers_of(stream->device)) {
+        uint32_t target = other->enqueued.load(std::memory_order_relaxed);
+        if (is_blocking(other.get()))
+            append(
+                stream, [=] { word_wait(other->done, target, std::memory_order_acquire); }, true);
+    }
+}
+
 void push(CUstream_st *stream, Work work, bool always)
 {
     std::lock_guard<std::mutex> hold(stream->callers);
-    if ((stream->flags & cudaStreamNonBlocking) == 0)
+    if (stream->is_legacy)
+        append_blocking_waits(stream);
+    else if (is_blocking(stream))
         append_legacy_wait(stream);
     append(stream, std::move(work), always);
 }
@@ -224,60 +277,34 @@ bool is_idle()
     return true;
 }
 
-static std::vector<Ref<CUstream_st>> workers_of(int device)
-{
-    std::vector<Ref<CUstream_st>> all;
-    std::shared_lock<std::shared_mutex> hold(tables_lock);
-    for (CUstream_st *s : workers)
-        if (device < 0 || s->device == device)
-            all.emplace_back(s);
-    return all;
-}
-
 void drain_all(int device)
 {
     for (const auto &s : workers_of(device))
         stream_drain(s.get());
 }
 
-void legacy_submit(Work work, bool is_awaited)
+static bool is_done(const CUstream_st *stream)
 {
-    size_t device = (size_t)current_device();
-    Ref<CUstream_st> stream;
-    {
-        std::unique_lock<std::shared_mutex> hold(tables_lock);
-        if (legacy.size() <= device)
-            legacy.resize(device + 1);
-        stream = legacy[device];
-    }
-    if (!stream) {
-        stream = stream_open((int)device, cudaStreamNonBlocking, 0);
-        std::unique_lock<std::shared_mutex> hold(tables_lock);
-        if (legacy[device]) {
-            stream_close(stream.get());
-            stream = legacy[device];
-        } else {
-            legacy[device] = stream;
-        }
-    }
-    for (const auto &other : workers_of((int)device)) {
-        if ((other->flags & cudaStreamNonBlocking) != 0)
-            continue;
-        uint32_t target = other->enqueued.load(std::memory_order_relaxed);
-        push(
-            stream.get(), [=] { word_wait(other->done, target, std::memory_order_acquire); }, true);
-    }
-    push(stream.get(), std::move(work), false);
-    if (is_awaited)
-        stream_drain(stream.get());
+    const uint32_t enqueued = stream->enqueued.load(std::memory_order_relaxed);
+    return stream->done.load(std::memory_order_acquire) == enqueued;
 }
 
-cudaError_t check_stream(cudaStream_t stream)
+cudaError_t find_stream(cudaStream_t &stream)
 {
-    if (stream == nullptr || stream == cudaStreamLegacy || stream == cudaStreamPerThread)
+    if (stream == cudaStreamPerThread)
         return cudaErrorInvalidValue;
+    if (is_default(stream)) {
+        stream = legacy_of(current_device());
+        return cudaSuccess;
+    }
     std::shared_lock<std::shared_mutex> hold(tables_lock);
     return streams.count(stream) != 0 ? cudaSuccess : cudaErrorInvalidResourceHandle;
+}
+
+cudaError_t check_stream(cudaStream_t &stream)
+{
+    const cudaError_t error = find_stream(stream);
+    return error == cudaSuccess && stream->is_legacy ? check_legacy(stream->device, true) : error;
 }
 
 cudaError_t submit(cudaStream_t stream, Work work, const char *name, const kvf_emu_kernel *kernel)
@@ -331,7 +358,8 @@ cudaError_t cudaStreamCreate(cudaStream_t *out)
 cudaError_t cudaStreamDestroy(cudaStream_t stream)
 {
     EMU_ENTER_RELEASE(0, outcome);
-    cudaError_t error = emu::check_stream(stream);
+    cudaError_t error =
+        emu::is_default(stream) ? cudaErrorInvalidResourceHandle : emu::find_stream(stream);
     if (error != cudaSuccess)
         return fail(outcome != cudaSuccess ? outcome : error);
     emu::capture_forget(stream);
@@ -354,6 +382,9 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream)
     if (error != cudaSuccess)
         return fail(error);
     count(counts.waits);
+    if (stream->is_legacy) /* which now comes after what blocking streams have */
+        emu::push(
+            stream, [] {}, true);
     emu::stream_drain(stream);
     return emu::lost() == cudaSuccess ? cudaSuccess : fail(emu::lost());
 }
@@ -366,8 +397,10 @@ cudaError_t cudaStreamQuery(cudaStream_t stream)
         error = emu::refuse_captured(stream);
     if (error != cudaSuccess)
         return fail(error);
-    uint32_t enqueued = stream->enqueued.load(std::memory_order_relaxed);
-    bool is_done = stream->done.load(std::memory_order_acquire) == enqueued;
+    bool is_done = emu::is_done(stream);
+    if (stream->is_legacy)
+        for (const auto &other : emu::workers_of(stream->device))
+            is_done = is_done && (!emu::is_blocking(other.get()) || emu::is_done(other.get()));
     return is_done ? cudaSuccess : fail(cudaErrorNotReady);
 }
 

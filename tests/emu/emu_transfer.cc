@@ -95,7 +95,7 @@ cudaError_t copy_batch(void *const *to, const void *const *from, const size_t *b
 {
     if (!has_batch_copy())
         return cudaErrorCallRequiresNewerDriver;
-    cudaError_t error = check_stream(stream);
+    cudaError_t error = is_default(stream) ? cudaErrorInvalidValue : check_stream(stream);
     if (error == cudaSuccess)
         error = check_batch(to, from, bytes, n, attributes, indices, attribute_count);
     if (error != cudaSuccess)
@@ -160,16 +160,22 @@ cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, enum cudaMemcpy
 {
     EMU_ENTER(emu::ENTRY_UNSAFE);
     bool is_pageable;
+    cudaStream_t stream = nullptr;
     if (bytes == 0)
         return cudaSuccess;
     cudaError_t error = emu::check_copy(to, from, bytes, kind, &is_pageable);
+    if (error == cudaSuccess)
+        error = emu::check_stream(stream);
     if (error != cudaSuccess)
         return fail(error);
     count(counts.waits);
-    if (emu::lost() == cudaSuccess && emu::memory_copy_hidden(to, from, bytes))
+    if (emu::lost() == cudaSuccess && emu::memory_copy_hidden(to, from, bytes)) {
         emu::count_copy(bytes);
-    else
-        emu::legacy_submit([=] { emu::copy_now(to, from, bytes); }, true);
+        return cudaSuccess;
+    }
+    emu::push(
+        stream, [=] { emu::copy_now(to, from, bytes); }, false);
+    emu::stream_drain(stream);
     return emu::lost() == cudaSuccess ? cudaSuccess : fail(emu::lost());
 }
 
@@ -195,12 +201,17 @@ cudaError_t cudaMemsetAsync(void *to, int byte, size_t bytes, cudaStream_t strea
 cudaError_t cudaMemset(void *to, int byte, size_t bytes)
 {
     EMU_ENTER(emu::ENTRY_UNSAFE);
+    cudaStream_t stream = nullptr;
     if (bytes == 0)
         return cudaSuccess;
     Place place = emu::place_of(to, bytes);
     if (place == Place::Outside || place == Place::Pageable)
         return fail(cudaErrorInvalidValue);
-    emu::legacy_submit([=] { memset(to, byte, bytes); }, false);
+    const cudaError_t error = emu::check_stream(stream);
+    if (error != cudaSuccess)
+        return fail(error);
+    emu::push(
+        stream, [=] { memset(to, byte, bytes); }, false);
     return cudaSuccess;
 }
 

@@ -279,6 +279,53 @@ static void test_refused_calls(void **state)
     FAILS(cudaErrorStreamCaptureUnsupported, cudaStreamBeginCapture(NULL, 0));
 }
 
+/* While a blocking stream is captured nothing may come to the default stream, in whatever mode; to
+ * ask voids nothing. A captured event is nothing that it can wait for. */
+static void test_default_stream_beside_captures(void **state)
+{
+    enum cudaStreamCaptureStatus status;
+    uint32_t *memory = rig_memory(BYTES), *word = rig_pinned(1);
+    cudaStream_t blocking, apart = rig_stream();
+    cudaEvent_t inside = rig_event();
+    OK(cudaStreamCreate(&blocking));
+    OK(cudaStreamBeginCapture(blocking, cudaStreamCaptureModeRelaxed));
+    FAILS(cudaErrorStreamCaptureImplicit, cudaStreamIsCapturing(NULL, &status));
+    OK(rig_write_word(apart, word, 3));
+    OK(cudaGraphExecDestroy(rig_capture_end(blocking)));
+    for (int i = 0; i < 4; i++) {
+        OK(cudaStreamBeginCapture(blocking, cudaStreamCaptureModeRelaxed));
+        FAILS(cudaErrorStreamCaptureImplicit, i == 0   ? (cudaError_t)rig_write_word(NULL, word, 1)
+                                              : i == 1 ? cudaMemset(memory, 0, BYTES)
+                                              : i == 2 ? cudaEventRecord(inside, NULL)
+                                                       : cudaStreamSynchronize(NULL));
+        expect_void(blocking, memory);
+    }
+
+    /* Beside a stream of no such order it is as ever, and nothing of it is recorded. */
+    rig_capture_begin(apart);
+    OK(cudaStreamIsCapturing(NULL, &status));
+    assert_int_equal(status, cudaStreamCaptureStatusNone);
+    OK(rig_write_word(NULL, word, 5));
+    FAILS(cudaErrorStreamCaptureUnsupported, cudaStreamSynchronize(NULL));
+    expect_void(apart, memory);
+    rig_capture_begin(apart);
+    OK(cudaEventRecord(inside, apart));
+    FAILS(cudaErrorStreamCaptureImplicit, cudaStreamWaitEvent(NULL, inside, 0));
+    expect_void(apart, memory);
+
+    /* A graph may be launched there. */
+    rig_capture_begin(apart);
+    OK(rig_write_word(apart, word, 6));
+    cudaGraphExec_t exec = rig_capture_end(apart);
+    OK(rig_write_word(blocking, word, 7));
+    OK(cudaGraphLaunch(exec, NULL));
+    OK(cudaStreamSynchronize(blocking));
+    OK(cudaStreamSynchronize(NULL));
+    assert_int_equal(*word, 6);
+    OK(cudaGraphExecDestroy(exec));
+    OK(cudaStreamDestroy(blocking));
+}
+
 typedef struct elsewhere {
     cudaEvent_t event;
     cudaStream_t stream;
@@ -606,8 +653,8 @@ static void test_early_start_after_a_copy(void **state)
 int main(void)
 {
     return unit_run_each(rig_begin, rig_end, test_replay, test_launches_in_order,
-                         test_words_in_graph, test_unjoined, test_refused_calls, test_modes,
-                         test_batch, test_batch_arguments, test_driver_symbols, test_products,
-                         test_early_start, test_early_start_behind_a_join,
-                         test_early_start_after_a_copy);
+                         test_words_in_graph, test_unjoined, test_refused_calls,
+                         test_default_stream_beside_captures, test_modes, test_batch,
+                         test_batch_arguments, test_driver_symbols, test_products, test_early_start,
+                         test_early_start_behind_a_join, test_early_start_after_a_copy);
 }

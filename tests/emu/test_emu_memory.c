@@ -27,7 +27,6 @@ static void test_bounds(void **state)
     FAILS(cudaErrorInvalidValue, cudaMemsetAsync(memory, 0, 1001, stream));
     FAILS(cudaErrorInvalidValue, cudaMemsetAsync(host, 0, 10, stream));
     FAILS(cudaErrorInvalidValue, cudaMemcpyAsync(NULL, memory, 4, cudaMemcpyDefault, stream));
-    FAILS(cudaErrorInvalidValue, cudaMemcpyAsync(memory, host, 4, cudaMemcpyDefault, NULL));
     FAILS(cudaErrorInvalidValue,
           cudaMemcpyAsync(memory, host, 4, cudaMemcpyDeviceToDevice, stream));
     OK(cudaMemcpyAsync(end, host, 0, cudaMemcpyHostToDevice, stream));
@@ -164,7 +163,6 @@ static void test_handles(void **state)
     rig_drop(gone);
     FAILS(cudaErrorInvalidResourceHandle, cudaStreamSynchronize(gone));
     FAILS(cudaErrorInvalidResourceHandle, cudaStreamDestroy(gone));
-    FAILS(cudaErrorInvalidValue, cudaStreamSynchronize(NULL));
     rig_drop(event);
     FAILS(cudaErrorInvalidResourceHandle, cudaEventRecord(event, stream));
     FAILS(cudaErrorInvalidResourceHandle, cudaEventDestroy(event));

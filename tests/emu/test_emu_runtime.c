@@ -178,7 +178,78 @@ static void test_delays(void **state)
     assert_true(kvf_now_ns() - start >= 4000000);
 }
 
-/* The default stream of cudaMemcpy and cudaMemset: blocking streams are ordered against it. */
+static int is_done(cudaStream_t stream)
+{
+    const cudaError_t error = cudaStreamQuery(stream);
+    if (error == cudaErrorNotReady)
+        (void)cudaGetLastError();
+    else
+        OK(error);
+    return error == cudaSuccess;
+}
+
+/* Kernels on NULL and on a stream that was not made non-blocking come one after the other, whoever
+ * is first; others do not wait for them. */
+static void test_default_stream(void **state)
+{
+    static const cudaStream_t names[] = {NULL, cudaStreamLegacy};
+    cudaStream_t blocking, apart = rig_stream();
+    OK(cudaStreamCreate(&blocking));
+    uint32_t *words = rig_pinned(4);
+    for (uint32_t i = 0; i < 2; i++) {
+        const cudaStream_t none = names[i];
+        const struct {
+            cudaStream_t first, second;
+        } order[] = {{none, blocking}, {blocking, none}};
+        for (uint32_t o = 0; o < 2; o++) {
+            memset(words, 0, 4 * sizeof *words);
+            OK(rig_wait_word(order[o].first, &words[0], 1));
+            OK(rig_write_word(order[o].first, &words[1], 1));
+            OK(rig_write_word(order[o].second, &words[1], 2));
+            OK(rig_write_word(order[o].first, &words[1], 3));
+            OK(rig_write_word(apart, &words[2], 1));
+            OK(cudaStreamSynchronize(apart));
+            assert_int_equal(words[2], 1);
+            assert_false(is_done(none));
+            assert_false(is_done(blocking));
+            rig_set_word(&words[0], 1);
+            OK(cudaStreamSynchronize(none)); /* and so for the other */
+            assert_int_equal(words[1], 3);
+            assert_true(is_done(none) && is_done(blocking));
+        }
+    }
+    OK(rig_wait_word(blocking, &words[0], 2));
+    assert_false(is_done(NULL)); /* though it has nothing of its own */
+    rig_set_word(&words[0], 2);
+    OK(cudaStreamSynchronize(NULL));
+    FAILS(cudaErrorInvalidResourceHandle, cudaStreamDestroy(NULL));
+    FAILS(cudaErrorInvalidValue, cudaStreamSynchronize(cudaStreamPerThread)); /* not there */
+    OK(cudaStreamDestroy(blocking));
+}
+
+/* Events, copies and fills on NULL; streams that are ordered by events alone. */
+static void test_default_stream_by_events(void **state)
+{
+    cudaStream_t apart = rig_stream();
+    cudaEvent_t event = rig_event();
+    uint32_t *cell = rig_memory(CELL_BYTES), *other = rig_memory(CELL_BYTES);
+    uint32_t expected[CELL_WORDS] = {0}, zeros[CELL_WORDS] = {0}, *seen = rig_pinned(CELL_WORDS);
+    OK(cudaMemsetAsync(cell, 0, CELL_BYTES, NULL));
+    OK(cudaMemsetAsync(other, 0, CELL_BYTES, NULL));
+    for (uint32_t i = 0; i < 40; i++) {
+        const cudaStream_t stream = i & 1 ? apart : NULL;
+        rig_join(stream, event, i & 1 ? NULL : apart);
+        OK(rig_mix(stream, cell, other, i, CELL_WORDS));
+        rig_mix_now(expected, zeros, i, CELL_WORDS);
+    }
+    rig_join(NULL, event, apart);
+    rig_copy(NULL, seen, cell, CELL_BYTES);
+    OK(cudaEventRecord(event, NULL));
+    OK(cudaEventSynchronize(event));
+    assert_memory_equal(seen, expected, CELL_BYTES);
+}
+
+/* cudaMemcpy and cudaMemset are of the default stream: blocking streams are ordered with them. */
 static void test_legacy_order(void **state)
 {
     cudaStream_t blocking;
@@ -248,6 +319,7 @@ int main(void)
 {
     return unit_run_each(rig_begin, rig_end, test_event_snapshot, test_event_reused,
                          test_elapsed_time, test_host_functions, test_destroy_is_not_a_wait,
-                         test_full_queue, test_delays, test_legacy_order, test_connections,
+                         test_full_queue, test_delays, test_default_stream,
+                         test_default_stream_by_events, test_legacy_order, test_connections,
                          test_shared_memory);
 }
