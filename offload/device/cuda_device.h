@@ -131,12 +131,23 @@ static inline kvf_cuda_device *kvf_cuda_device_of(kvf_stream *stream)
 
 /* ---- errors: cuda_error.c ---- */
 
+/* What a thread had set before a call of this library. */
+typedef struct kvf_cuda_caller {
+    int device;
+    bool is_relaxed; /* captures of other threads forbid it nothing now; before, `mode` said */
+    enum cudaStreamCaptureMode mode;
+} kvf_cuda_caller;
+
 /* Make the device current; kvf_cuda_leave undoes it. KVF_DEVICE_FAILED once the device is lost. */
-KVF_CHECKED kvf_status kvf_cuda_enter(kvf_cuda_device *device, int *before);
-void kvf_cuda_leave(const kvf_cuda_device *device, int before);
+KVF_CHECKED kvf_status kvf_cuda_enter(kvf_cuda_device *device, kvf_cuda_caller *before);
+void kvf_cuda_leave(const kvf_cuda_device *device, kvf_cuda_caller before);
+/* The same for calls that CUDA forbids every thread while any is in a capture of global mode, as
+ * PyTorch's are: waits, looks at events, memory. They have no part in what is captured, and to be
+ * refused would make that capture void. */
+KVF_CHECKED kvf_status kvf_cuda_enter_relaxed(kvf_cuda_device *device, kvf_cuda_caller *before);
 /* The same for giving things back, which goes on whatever CUDA says: what a lost device held is
  * still given back to the driver, which answers with the error and keeps nothing. */
-void kvf_cuda_enter_release(kvf_cuda_device *device, int *before);
+void kvf_cuda_enter_release(kvf_cuda_device *device, kvf_cuda_caller *before);
 
 /* Translate `error`, record it with `what` failed, clear it; KVF_OK for cudaSuccess. An error that
  * CUDA cannot recover from makes the device lost. */

@@ -83,6 +83,9 @@ static const char *fix_of(cudaError_t error)
         return "; update the NVIDIA driver, or build with an older CUDA toolkit";
     case cudaErrorDevicesUnavailable:
         return "; another process holds the GPU exclusively (nvidia-smi -q -d COMPUTE)";
+    case cudaErrorStreamCaptureImplicit:
+        return "; a stream that the default stream waits for is being recorded: record one that "
+               "was made with cudaStreamNonBlocking";
     case cudaErrorStreamCaptureUnsupported:
     case cudaErrorStreamCaptureInvalidated:
     case cudaErrorStreamCaptureUnjoined:
@@ -121,30 +124,53 @@ kvf_status kvf_cuda_failed(kvf_cuda_device *device, cudaError_t error, const cha
                     cudaGetErrorString(error), cudaGetErrorName(error), fix_of(error));
 }
 
-kvf_status kvf_cuda_enter(kvf_cuda_device *device, int *before)
+kvf_status kvf_cuda_enter(kvf_cuda_device *device, kvf_cuda_caller *before)
 {
-    *before = device->ordinal;
+    *before = (kvf_cuda_caller){.device = device->ordinal};
     if (atomic_load_explicit(&device->lost, memory_order_relaxed) != 0)
         return say_lost(device);
-    cudaError_t error = cudaGetDevice(before);
-    if (error == cudaSuccess && *before != device->ordinal)
+    cudaError_t error = cudaGetDevice(&before->device);
+    if (error == cudaSuccess && before->device != device->ordinal)
         error = cudaSetDevice(device->ordinal);
     return kvf_cuda_failed(device, error, "the device could not be made current");
 }
 
-void kvf_cuda_enter_release(kvf_cuda_device *device, int *before)
+static cudaError_t relax(kvf_cuda_caller *before)
 {
-    if (cudaGetDevice(before) != cudaSuccess) {
+    before->mode = cudaStreamCaptureModeRelaxed;
+    const cudaError_t error = cudaThreadExchangeStreamCaptureMode(&before->mode);
+    before->is_relaxed = error == cudaSuccess;
+    return error;
+}
+
+kvf_status kvf_cuda_enter_relaxed(kvf_cuda_device *device, kvf_cuda_caller *before)
+{
+    KVF_TRY(kvf_cuda_enter(device, before));
+    const kvf_status status =
+        kvf_cuda_failed(device, relax(before), "the mode of captures could not be set");
+    if (status != KVF_OK)
+        kvf_cuda_leave(device, *before);
+    return status;
+}
+
+void kvf_cuda_enter_release(kvf_cuda_device *device, kvf_cuda_caller *before)
+{
+    *before = (kvf_cuda_caller){.device = device->ordinal};
+    if (cudaGetDevice(&before->device) != cudaSuccess) {
         (void)cudaGetLastError();
-        *before = device->ordinal;
+        before->device = device->ordinal;
     }
-    if (*before != device->ordinal && cudaSetDevice(device->ordinal) != cudaSuccess)
+    if (before->device != device->ordinal && cudaSetDevice(device->ordinal) != cudaSuccess)
+        (void)cudaGetLastError();
+    if (relax(before) != cudaSuccess)
         (void)cudaGetLastError();
 }
 
-void kvf_cuda_leave(const kvf_cuda_device *device, int before)
+void kvf_cuda_leave(const kvf_cuda_device *device, kvf_cuda_caller before)
 {
-    if (before != device->ordinal && cudaSetDevice(before) != cudaSuccess)
+    if (before.is_relaxed && cudaThreadExchangeStreamCaptureMode(&before.mode) != cudaSuccess)
+        (void)cudaGetLastError();
+    if (before.device != device->ordinal && cudaSetDevice(before.device) != cudaSuccess)
         (void)cudaGetLastError();
 }
 

@@ -71,7 +71,7 @@ kvf_status kvf_cuda_capture_begin(kvf_stream *base)
     kvf_cuda_device *device = kvf_cuda_device_of(base);
     kvf_context *context = device->base.context;
     cudaStream_t stream = kvf_cuda_of_stream(base)->handle;
-    int before;
+    kvf_cuda_caller before;
     if (!device->properties.can_capture)
         KVF_FAIL(context, KVF_UNSUPPORTED,
                  "this driver cannot record kernels in graphs; update it");
@@ -104,7 +104,7 @@ kvf_status kvf_cuda_capture_end(kvf_stream *base, kvf_graph **out)
 {
     kvf_cuda_device *device = kvf_cuda_device_of(base);
     cudaGraph_t recorded = NULL;
-    int before;
+    kvf_cuda_caller before;
     *out = NULL;
     kvf_graph *graph = end_recording(device);
     if (!graph)
@@ -147,7 +147,7 @@ uint32_t kvf_cuda_graph_nodes(const kvf_graph *graph)
 kvf_status kvf_cuda_graph_launch(kvf_graph *graph, kvf_stream *base)
 {
     kvf_cuda_device *device = graph->device;
-    int before;
+    kvf_cuda_caller before;
     KVF_TRY(kvf_cuda_enter(device, &before));
     const kvf_status status =
         kvf_cuda_failed(device, cudaGraphLaunch(graph->runnable, kvf_cuda_of_stream(base)->handle),
@@ -158,7 +158,7 @@ kvf_status kvf_cuda_graph_launch(kvf_graph *graph, kvf_stream *base)
 
 void kvf_cuda_graph_destroy(kvf_graph *graph)
 {
-    int before;
+    kvf_cuda_caller before;
     if (!graph)
         return;
     kvf_cuda_enter_release(graph->device, &before);

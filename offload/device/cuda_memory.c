@@ -58,12 +58,12 @@ typedef kvf_status (*fill_fn)(kvf_cuda_device *device, kvf_cuda_block *made, voi
 static kvf_status make_block(kvf_device *base, kvf_cuda_block *made, fill_fn fill, void **alias)
 {
     kvf_cuda_device *device = kvf_cuda_of(base);
-    int before;
+    kvf_cuda_caller before;
     *alias = NULL;
     kvf_cuda_block *block = kvf_alloc(base->context, 1, sizeof *block);
     if (!block)
         KVF_FAIL(base->context, KVF_OUT_OF_MEMORY, "no memory for a block's entry");
-    kvf_status status = kvf_cuda_enter(device, &before);
+    kvf_status status = kvf_cuda_enter_relaxed(device, &before);
     if (status == KVF_OK) {
         status = fill(device, made, alias);
         kvf_cuda_leave(device, before);
@@ -82,7 +82,7 @@ static void free_block(kvf_device *base, void *pointer, block_kind kind,
                        cudaError_t (*give_back)(void *), const char *failure)
 {
     kvf_cuda_device *device = kvf_cuda_of(base);
-    int before;
+    kvf_cuda_caller before;
     kvf_cuda_block *block = take(device, pointer, kind);
     KVF_ASSERT(block);
     kvf_cuda_enter_release(device, &before);
@@ -115,7 +115,7 @@ uint64_t kvf_cuda_memory_left(kvf_device *base)
 {
     kvf_cuda_device *device = kvf_cuda_of(base);
     size_t left = 0, total = 0;
-    int before;
+    kvf_cuda_caller before;
     if (kvf_cuda_enter(device, &before) != KVF_OK)
         return 0;
     if (cudaMemGetInfo(&left, &total) != cudaSuccess) {
@@ -297,7 +297,7 @@ kvf_status kvf_cuda_host_register(kvf_device *base, void *host, size_t bytes, vo
 void kvf_cuda_host_unregister(kvf_device *base, void *host, size_t bytes)
 {
     kvf_cuda_device *device = kvf_cuda_of(base);
-    int before;
+    kvf_cuda_caller before;
     kvf_cuda_block *block = take(device, host, BLOCK_REGISTERED);
     KVF_ASSERT(block && block->bytes == bytes);
     kvf_cuda_enter_release(device, &before);

@@ -147,7 +147,7 @@ kvf_status kvf_cuda_stream_create(kvf_device *base, kvf_stream_priority priority
 {
     kvf_cuda_device *device = kvf_cuda_of(base);
     kvf_cuda_stream *stream = NULL;
-    int before;
+    kvf_cuda_caller before;
     *out = NULL;
     KVF_TRY(make_stream(device, &stream));
     const int priorities[] = {[KVF_PRIORITY_LOW] = device->priority_low,
@@ -191,8 +191,8 @@ kvf_status kvf_cuda_stream_wait(kvf_stream *base)
 {
     kvf_cuda_stream *stream = kvf_cuda_of_stream(base);
     kvf_cuda_device *device = kvf_cuda_device_of(base);
-    int before;
-    KVF_TRY(kvf_cuda_enter(device, &before));
+    kvf_cuda_caller before;
+    KVF_TRY(kvf_cuda_enter_relaxed(device, &before));
     const kvf_status status =
         kvf_cuda_failed(device, cudaStreamSynchronize(stream->handle), "work on a stream failed");
     kvf_cuda_leave(device, before);
@@ -205,7 +205,7 @@ void kvf_cuda_stream_destroy(kvf_stream *base)
         return;
     kvf_cuda_stream *stream = kvf_cuda_of_stream(base);
     kvf_cuda_device *device = kvf_cuda_device_of(base);
-    int before;
+    kvf_cuda_caller before;
     kvf_cuda_enter_release(device, &before);
     /* Memory that its work uses is given back next, so one refusal is not taken for an answer. */
     for (uint32_t i = 0; i < WAITS; i++)
@@ -241,7 +241,7 @@ static kvf_status create_event(kvf_device *base, unsigned flags, kvf_event **out
 {
     kvf_cuda_device *device = kvf_cuda_of(base);
     kvf_context *context = base->context;
-    int before;
+    kvf_cuda_caller before;
     *out = NULL;
     kvf_cuda_event *event =
         kvf_context_refuses(context, "event") ? NULL : kvf_alloc(context, 1, sizeof *event);
@@ -281,7 +281,7 @@ kvf_status kvf_cuda_event_create_timed(kvf_device *device, kvf_event **out)
 
 void kvf_cuda_event_destroy(kvf_event *base)
 {
-    int before;
+    kvf_cuda_caller before;
     if (!base)
         return;
     kvf_cuda_event *event = of_event(base);
@@ -303,7 +303,7 @@ kvf_status kvf_cuda_event_record(kvf_event *base, kvf_stream *stream_base)
     kvf_cuda_event *event = of_event(base);
     kvf_cuda_stream *stream = kvf_cuda_of_stream(stream_base);
     kvf_cuda_device *device = kvf_cuda_of(base->device);
-    int before;
+    kvf_cuda_caller before;
     KVF_TRY(kvf_cuda_enter(device, &before));
     const kvf_status status = kvf_cuda_failed(
         device, cudaEventRecord(event->handle, stream->handle), "an event could not be recorded");
@@ -323,7 +323,7 @@ kvf_status kvf_cuda_stream_wait_event(kvf_stream *stream_base, kvf_event *base)
     kvf_cuda_event *event = of_event(base);
     kvf_cuda_stream *stream = kvf_cuda_of_stream(stream_base);
     kvf_cuda_device *device = kvf_cuda_of(base->device);
-    int before;
+    kvf_cuda_caller before;
     KVF_TRY(kvf_cuda_enter(device, &before));
     const kvf_status status = kvf_cuda_failed(
         device, cudaStreamWaitEvent(stream->handle, event->handle, cudaEventWaitDefault),
@@ -342,8 +342,8 @@ kvf_status kvf_cuda_event_wait(kvf_event *base)
 {
     kvf_cuda_event *event = of_event(base);
     kvf_cuda_device *device = kvf_cuda_of(base->device);
-    int before;
-    KVF_TRY(kvf_cuda_enter(device, &before));
+    kvf_cuda_caller before;
+    KVF_TRY(kvf_cuda_enter_relaxed(device, &before));
     const kvf_status status =
         kvf_cuda_failed(device, cudaEventSynchronize(event->handle), "work before an event failed");
     kvf_cuda_leave(device, before);
@@ -353,8 +353,8 @@ kvf_status kvf_cuda_event_wait(kvf_event *base)
 int kvf_cuda_event_is_done(kvf_event *base)
 {
     kvf_cuda_device *device = kvf_cuda_of(base->device);
-    int before;
-    if (kvf_cuda_enter(device, &before) != KVF_OK)
+    kvf_cuda_caller before;
+    if (kvf_cuda_enter_relaxed(device, &before) != KVF_OK)
         return -1; /* the wait says why */
     const cudaError_t error = cudaEventQuery(of_event(base)->handle);
     if (error == cudaErrorNotReady)
@@ -371,9 +371,9 @@ kvf_status kvf_cuda_event_elapsed(kvf_event *from, kvf_event *to, uint64_t *ns)
 {
     kvf_cuda_device *device = kvf_cuda_of(from->device);
     float ms = 0.0f;
-    int before;
+    kvf_cuda_caller before;
     *ns = 0;
-    KVF_TRY(kvf_cuda_enter(device, &before));
+    KVF_TRY(kvf_cuda_enter_relaxed(device, &before));
     const cudaError_t error =
         cudaEventElapsedTime(&ms, of_event(from)->handle, of_event(to)->handle);
     kvf_status status;

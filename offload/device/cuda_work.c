@@ -44,7 +44,7 @@ static cudaError_t delay(kvf_cuda_stream *stream)
 }
 
 /* Make the device current and pause now and then. Ends in leave_after. */
-static kvf_status enter(kvf_cuda_stream *stream, int *before)
+static kvf_status enter(kvf_cuda_stream *stream, kvf_cuda_caller *before)
 {
     kvf_cuda_device *device = kvf_cuda_device_of(&stream->base);
     KVF_TRY(kvf_cuda_enter(device, before));
@@ -55,7 +55,7 @@ static kvf_status enter(kvf_cuda_stream *stream, int *before)
     return status;
 }
 
-static kvf_status leave_after(kvf_cuda_stream *stream, int before, cudaError_t error,
+static kvf_status leave_after(kvf_cuda_stream *stream, kvf_cuda_caller before, cudaError_t error,
                               const char *what)
 {
     kvf_cuda_device *device = kvf_cuda_device_of(&stream->base);
@@ -69,7 +69,7 @@ static kvf_status leave_after(kvf_cuda_stream *stream, int before, cudaError_t e
 kvf_status kvf_cuda_copy(kvf_stream *base, void *to, const void *from, size_t bytes)
 {
     kvf_cuda_stream *stream = kvf_cuda_of_stream(base);
-    int before;
+    kvf_cuda_caller before;
     if (bytes == 0)
         return KVF_OK;
     KVF_TRY(enter(stream, &before));
@@ -83,7 +83,7 @@ kvf_status kvf_cuda_copy_batch(kvf_stream *base, void *const *to, const void *co
 {
     kvf_cuda_stream *stream = kvf_cuda_of_stream(base);
     kvf_cuda_device *device = kvf_cuda_device_of(base);
-    int before;
+    kvf_cuda_caller before;
     if (bytes == 0 || count == 0)
         return KVF_OK; /* the driver refuses both */
     if (!device->properties.can_copy_batch)
@@ -110,7 +110,7 @@ kvf_status kvf_cuda_copy_batch(kvf_stream *base, void *const *to, const void *co
 kvf_status kvf_cuda_fill(kvf_stream *base, void *to, int byte, size_t bytes)
 {
     kvf_cuda_stream *stream = kvf_cuda_of_stream(base);
-    int before;
+    kvf_cuda_caller before;
     if (bytes == 0)
         return KVF_OK;
     KVF_TRY(enter(stream, &before));
@@ -135,7 +135,7 @@ kvf_status kvf_cuda_launch_tasks(kvf_stream *base, kvf_task_fn kernel, const voi
 {
     kvf_cuda_stream *stream = kvf_cuda_of_stream(base);
     const kvf_cuda_launch_fn launch = (kvf_cuda_launch_fn)(void (*)(void))kernel;
-    int before;
+    kvf_cuda_caller before;
     KVF_TRY(check_args(base, args_bytes));
     if (tasks == 0)
         return KVF_OK;
@@ -192,12 +192,17 @@ void kvf_cuda_calls_settle(kvf_cuda_stream *stream)
 /* Whether the stream will run nothing more: CUDA drops host calls after an error. */
 static bool is_broken(kvf_cuda_stream *stream)
 {
-    const cudaError_t error = cudaStreamQuery(stream->handle);
-    if (error == cudaErrorNotReady)
-        (void)cudaGetLastError();
-    else if (error != cudaSuccess)
-        (void)kvf_cuda_failed(kvf_cuda_device_of(&stream->base), error, "work on a stream failed");
-    return atomic_load(&kvf_cuda_device_of(&stream->base)->lost) != 0;
+    kvf_cuda_device *device = kvf_cuda_device_of(&stream->base);
+    kvf_cuda_caller before;
+    if (kvf_cuda_enter_relaxed(device, &before) == KVF_OK) {
+        const cudaError_t error = cudaStreamQuery(stream->handle);
+        if (error == cudaErrorNotReady)
+            (void)cudaGetLastError();
+        else if (error != cudaSuccess)
+            (void)kvf_cuda_failed(device, error, "work on a stream failed");
+        kvf_cuda_leave(device, before);
+    }
+    return atomic_load(&device->lost) != 0;
 }
 
 /* The next entry of the ring, once it is free; NULL if it never will be. */
@@ -233,7 +238,7 @@ kvf_status kvf_cuda_host_call(kvf_stream *base, kvf_task_fn fn, const void *args
 {
     kvf_cuda_stream *stream = kvf_cuda_of_stream(base);
     kvf_cuda_device *device = kvf_cuda_device_of(base);
-    int before;
+    kvf_cuda_caller before;
     KVF_TRY(check_args(base, args_bytes));
     KVF_TRY(enter(stream, &before));
     const int is_capturing = kvf_cuda_is_capturing(base);

@@ -27,7 +27,7 @@ static void cuda_properties(const kvf_device *device, kvf_device_properties *out
 static void cuda_close(kvf_device *base)
 {
     kvf_cuda_device *device = kvf_cuda_of(base);
-    int before;
+    kvf_cuda_caller before;
     for (uint32_t i = 0; i < KVF_CUDA_STREAMS_MAX; i++)
         KVF_ASSERT(!device->streams[i]);
     KVF_ASSERT(!device->blocks && !device->events && !device->recording);
@@ -161,8 +161,8 @@ static kvf_status load_kernels(kvf_cuda_device *device)
 
 static kvf_status start(kvf_cuda_device *device, const kvf_device_config *config)
 {
-    int before;
-    KVF_TRY(kvf_cuda_enter(device, &before));
+    kvf_cuda_caller before;
+    KVF_TRY(kvf_cuda_enter_relaxed(device, &before));
     kvf_status status = kvf_cuda_failed(device, read_properties(device), "the device's properties");
     if (status == KVF_OK)
         status =

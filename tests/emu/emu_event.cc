@@ -196,7 +196,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event)
 
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t from, cudaEvent_t to)
 {
-    EMU_ENTER(0);
+    EMU_ENTER(emu::ENTRY_UNSAFE);
     cudaError_t error = check_awaited(from);
     if (error == cudaSuccess)
         error = check_awaited(to);

@@ -546,9 +546,9 @@ cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, enum cudaStreamCapture
     return cudaSuccess;
 }
 
+/* A word of the thread: not counted, and never made to fail. */
 cudaError_t cudaThreadExchangeStreamCaptureMode(enum cudaStreamCaptureMode *mode)
 {
-    EMU_ENTER(0);
     if (mode == nullptr || (unsigned)*mode > cudaStreamCaptureModeRelaxed)
         return fail(cudaErrorInvalidValue);
     std::swap(*mode, emu::thread_mode);

@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Pages under block tables of the caller, as a scene: a prompt, steps and a copy. See
- * cuda_scenes.h.
+ * Pages under block tables of the caller, as scenes: a prompt, steps and a copy; the same in
+ * captures of the caller. See cuda_scenes.h.
  */
 
 #include "cuda_scenes.h"
+
+#include <cuda_runtime_api.h>
 
 #include <kvferry/blocks.h>
 
@@ -88,6 +90,25 @@ static kvf_status pass_blocks(stage *st, kvf_blocks *blocks, char *memory, uint3
     return status;
 }
 
+/* The same in a capture of the caller's, in the mode in which whole programs may do least. */
+static kvf_status capture_pass(stage *st, kvf_blocks *blocks, char *memory, uint32_t layer,
+                               uint32_t first, uint32_t end, kvf_stream *stream)
+{
+    const cudaStream_t native = kvf_stream_native(stream);
+    cudaGraph_t graph = NULL;
+    cudaGraphExec_t exec = NULL;
+    assert_int_equal(cudaStreamBeginCapture(native, cudaStreamCaptureModeGlobal), cudaSuccess);
+    const kvf_status status = pass_blocks(st, blocks, memory, layer, first, end, stream);
+    if (st->meanwhile)
+        st->meanwhile(st);
+    assert_int_equal(cudaStreamEndCapture(native, &graph), cudaSuccess);
+    assert_int_equal(cudaGraphInstantiate(&exec, graph, 0), cudaSuccess);
+    assert_int_equal(cudaGraphLaunch(exec, native), cudaSuccess);
+    assert_int_equal(cudaGraphExecDestroy(exec), cudaSuccess);
+    assert_int_equal(cudaGraphDestroy(graph), cudaSuccess);
+    return status;
+}
+
 /* A block onto another: what is the library's, and codes. */
 static kvf_status copy_block(kvf_blocks *blocks, char *memory, kvf_stream *stream)
 {
@@ -105,19 +126,22 @@ static kvf_status copy_block(kvf_blocks *blocks, char *memory, kvf_stream *strea
 static kvf_status play_blocks(stage *st, const scene *s, float *out)
 {
     static const uint32_t ends[] = {0, PROMPT, PROMPT + 1};
+    kvf_status (*const pass)(stage *, kvf_blocks *, char *, uint32_t, uint32_t, uint32_t,
+                             kvf_stream *) =
+        s == &captured_blocks_scene ? capture_pass : pass_blocks;
     kvf_stream *stream = NULL;
     kvf_blocks *blocks = NULL;
     char *memory = NULL;
-    kvf_status status = kvf_stream_create(st->runtime, &stream);
+    kvf_status status = stage_stream(st, &stream);
     if (status == KVF_OK)
         status = open_blocks(st, s, stream, &blocks, &memory);
     for (uint32_t i = 0; i < 2; i++)
         for (uint32_t l = 0; l < LAYERS && status == KVF_OK; l++)
-            status = pass_blocks(st, blocks, memory, l, ends[i], ends[i + 1], stream);
+            status = pass(st, blocks, memory, l, ends[i], ends[i + 1], stream);
     if (status == KVF_OK)
         status = copy_block(blocks, memory, stream);
     for (uint32_t l = 0; l < LAYERS && status == KVF_OK; l++)
-        status = pass_blocks(st, blocks, memory, l, PROMPT + 1, PROMPT + 2, stream);
+        status = pass(st, blocks, memory, l, PROMPT + 1, PROMPT + 2, stream);
     if (status == KVF_OK)
         status = kvf_memory_copy(stream, out, st->out, OUT_FLOATS * sizeof *out);
     if (stream) {
@@ -133,3 +157,4 @@ static kvf_status play_blocks(stage *st, const scene *s, float *out)
 const scene quantized_blocks_scene = {"quantized blocks", play_blocks, "pages=k8v4 dtype=bf16",
                                       NULL};
 const scene blocks_scene = {"blocks", play_blocks, "", NULL};
+const scene captured_blocks_scene = {"blocks in captures", play_blocks, "", NULL};

@@ -115,6 +115,12 @@ void stage_close(stage *st)
     assert_int_equal(st->heap.live, 0);
 }
 
+kvf_status stage_stream(stage *st, kvf_stream **out)
+{
+    return st->on_default ? kvf_stream_wrap(st->runtime, NULL, out)
+                          : kvf_stream_create(st->runtime, out);
+}
+
 /* ---- plays ---- */
 
 typedef struct actors {
@@ -190,7 +196,7 @@ static kvf_status open_actors(actors *a, stage *st, const scene *s)
     test_set(&cc, s->settings);
     if (s->adjust)
         s->adjust(&cc);
-    kvf_status status = kvf_stream_create(st->runtime, &a->stream);
+    kvf_status status = stage_stream(st, &a->stream);
     if (status == KVF_OK) {
         status = kvf_cache_open(st->runtime, &cc, &a->cache, &a->error);
         if (status != KVF_OK && (a->error.status != status || !a->error.text[0]))

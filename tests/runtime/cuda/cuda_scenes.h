@@ -28,13 +28,18 @@
 
 /* ---- a runtime with the inputs of all scenes ---- */
 
-typedef struct stage {
+typedef struct stage stage;
+typedef struct scene scene;
+struct stage {
     heap heap;
     kvf_runtime *runtime;
+    int on_default;               /* scenes take the default stream, and none of their own */
+    void (*meanwhile)(stage *st); /* runs in every capture of a scene's own; NULL = nothing */
+    const scene *meant;           /* which it plays, */
+    const float *meant_out;       /* and what that gives */
     char *q, *k, *v, *out; /* device memory: [LAYERS, TOKENS, heads, DIM] floats, [OUT_FLOATS] */
-} stage;
+};
 
-typedef struct scene scene;
 typedef kvf_status (*play_fn)(stage *st, const scene *s, float *out);
 struct scene {
     const char *name;
@@ -47,6 +52,7 @@ kvf_runtime_config stage_config(stage *st);
 kvf_cache_config stage_small_config(void);
 void stage_open(stage *st);
 void stage_close(stage *st);
+kvf_status stage_stream(stage *st, kvf_stream **out);
 
 /* A row of st->q, st->k or st->v. */
 static inline float *stage_token(char *base, uint32_t heads, uint32_t layer, uint32_t token)
@@ -69,6 +75,6 @@ uint64_t scene_count_calls(stage *st, const scene *s, float *wanted);
 extern const scene memory_scene, gather_scene, mapped_scene, batch_scene, each_scene,
     verified_scene, refresh_scene, custom_scene, given_scene, pages_scene, record_scene,
     record_masked_scene, stats_scene, prune_scene, chunks_scene, truncate_scene, disk_scene,
-    link_scene, blocks_scene, quantized_blocks_scene;
+    link_scene, blocks_scene, quantized_blocks_scene, captured_blocks_scene;
 
 #endif
