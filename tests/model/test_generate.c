@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Generating: a device that draws tokens itself gives what the host chooses from its logits; where
- * an answer stops the sequence goes on as if nothing had been enqueued after it; given tokens go
- * several in a step and leave what single steps leave; and answers of a batch are those of single
- * runs, and go on while a prompt is read.
+ * Generating: where an answer stops the sequence goes on as one answer; given tokens go several in
+ * a step and leave what single steps leave; and answers of a batch are those of single runs, and go
+ * on while a prompt is read.
  */
 
 #include "generate.h"
@@ -62,7 +61,7 @@ static void runner_close(runner *r)
 static bool on_token(void *user, uint32_t id, const float *logits)
 {
     runner *r = user;
-    assert_true(logits || kvf_transformer_can_draw(r->rig.transformer));
+    assert_non_null(logits);
     r->ids[r->count++] = id;
     return r->count != r->stop_at;
 }
@@ -98,7 +97,7 @@ static void feed(runner *r, const uint32_t *id)
     model_rig_must(&r->rig, kvf_generate_extend(&r->session, &request, &stop, &error), "extend");
 }
 
-static kvf_stop answer(runner *r, uint32_t tokens, bool wants_logits, const uint32_t *eos)
+static kvf_stop answer(runner *r, uint32_t tokens, const uint32_t *eos)
 {
     double ms[TOKENS];
     kvf_error error;
@@ -109,7 +108,6 @@ static kvf_stop answer(runner *r, uint32_t tokens, bool wants_logits, const uint
                                         .eos_count = eos ? 1 : 0,
                                         .token = on_token,
                                         .user = r,
-                                        .wants_logits = wants_logits,
                                         .draft = r->draft};
     kvf_decode_result result = {.step_ms = ms};
     const uint32_t before = r->count;
@@ -120,7 +118,6 @@ static kvf_stop answer(runner *r, uint32_t tokens, bool wants_logits, const uint
     assert_int_equal(result.steps + result.accepted, result.generated - 1);
     r->drafted += result.drafted;
     r->accepted += result.accepted;
-    assert_int_equal(kvf_transformer_drawing(r->rig.transformer), 0);
     return result.stop;
 }
 
@@ -132,7 +129,7 @@ static void plain_answer(const kvf_sampling_config *config, bool is_pruned, uint
     if (is_pruned)
         prune(&r);
     read_prompt(&r);
-    assert_int_equal(answer(&r, TOKENS, true, NULL), KVF_STOP_LENGTH);
+    assert_int_equal(answer(&r, TOKENS, NULL), KVF_STOP_LENGTH);
     assert_int_equal(r.count, TOKENS);
     memcpy(ids, r.ids, sizeof r.ids);
     runner_close(&r);
@@ -162,17 +159,17 @@ static void check_parts(const kvf_sampling_config *config, bool is_pruned)
         prune(&r);
     read_prompt(&r);
     r.stop_at = 5;
-    assert_int_equal(answer(&r, TOKENS, false, NULL), KVF_STOP_CALLER);
+    assert_int_equal(answer(&r, TOKENS, NULL), KVF_STOP_CALLER);
     assert_int_equal(kvf_sequence_position(r.sequence, 0, kvf_sequence_length(r.sequence, 0) - 1),
                      GIVEN + 3);
     feed(&r, &r.ids[4]);
-    assert_int_equal(answer(&r, TOKENS - 5, false, &want[eos_at]), KVF_STOP_EOS);
+    assert_int_equal(answer(&r, TOKENS - 5, &want[eos_at]), KVF_STOP_EOS);
     assert_int_equal(r.count, eos_at + 1);
     assert_int_equal(kvf_sequence_position(r.sequence, LAYERS - 1,
                                            kvf_sequence_length(r.sequence, LAYERS - 1) - 1),
                      GIVEN + eos_at - 1);
     feed(&r, &r.ids[eos_at]);
-    assert_int_equal(answer(&r, TOKENS - r.count, false, NULL), KVF_STOP_LENGTH);
+    assert_int_equal(answer(&r, TOKENS - r.count, NULL), KVF_STOP_LENGTH);
     assert_int_equal(r.count, TOKENS);
     assert_memory_equal(r.ids, want, sizeof want);
     runner_close(&r);
@@ -236,8 +233,7 @@ static void answer_extended(uint32_t step_tokens, uint32_t stop_at, uint32_t ids
                                         .tokens = TOKENS,
                                         .sampler = r.sampler,
                                         .token = on_token,
-                                        .user = &r,
-                                        .wants_logits = true};
+                                        .user = &r};
     kvf_decode_result result = {0};
     model_rig_must(&r.rig, kvf_generate_decode(&r.session, &request, &result, &error), "decode");
     assert_int_equal(r.count, TOKENS);
@@ -285,11 +281,11 @@ static uint32_t check_draft(const kvf_sampling_config *config, bool is_pruned, u
     read_prompt(&r);
     open_draft(&r, &b, want);
     r.stop_at = stop_at;
-    assert_int_equal(answer(&r, TOKENS, false, NULL), KVF_STOP_CALLER);
+    assert_int_equal(answer(&r, TOKENS, NULL), KVF_STOP_CALLER);
     assert_int_equal(kvf_sequence_position(r.sequence, 0, kvf_sequence_length(r.sequence, 0) - 1),
                      GIVEN + stop_at - 2);
     feed(&r, &r.ids[stop_at - 1]);
-    assert_int_equal(answer(&r, TOKENS - stop_at, true, NULL), KVF_STOP_LENGTH);
+    assert_int_equal(answer(&r, TOKENS - stop_at, NULL), KVF_STOP_LENGTH);
     assert_int_equal(r.count, TOKENS);
     assert_memory_equal(r.ids, want, sizeof want);
     assert_true(r.accepted > 2);

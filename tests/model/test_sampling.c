@@ -12,7 +12,6 @@
 
 #include "common/random.h"
 #include "draw_mass.h"
-#include "sampling_cases.h"
 
 #define VOCAB 6u
 #define DRAWS 40000u
@@ -44,6 +43,43 @@ static void make_logits(float logits[VOCAB], double temperature)
 {
     for (uint32_t i = 0; i < VOCAB; i++)
         logits[i] = shares[i] > 0.0 ? (float)(temperature * log(shares[i])) : -INFINITY;
+}
+
+/* ---- cases: all follow from the numbers that are given ---- */
+
+/* Kinds of logits: harmless, ties, huge distances, everything equal, and some that are not finite.
+ */
+#define SAMPLING_KINDS 5u
+static void sampling_logits(float *logits, uint32_t count, uint32_t kind, uint64_t *random)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        const float normal = kvf_random_normal(random);
+        logits[i] = kind == 0   ? 3.0f * normal
+                    : kind == 1 ? (float)kvf_random_below(random, 4)
+                    : kind == 2 ? 1e4f * normal
+                    : kind == 3 ? 1.0f
+                                : normal * 0x1p125f;
+        const uint32_t odd = kvf_random_below(random, 50);
+        if (kind == 4 && odd < 3)
+            logits[i] = odd == 0 ? NAN : odd == 1 ? INFINITY : -INFINITY;
+    }
+}
+
+/* Settings with and without every filter. */
+#define SAMPLING_CASES 625u
+static kvf_sampling_config sampling_case(uint32_t n, uint64_t *random)
+{
+    static const double temperatures[] = {0.0, 0.3, 1.0, 5.0, 100.0};
+    static const double top_ps[] = {1.0, 1.0, 0.95, 0.3, 1e-9};
+    static const double min_ps[] = {0.0, 0.0, 0.05, 0.7, 1.0};
+    static const double penalties[] = {1.0, 1.3, 0.5};
+    static const uint32_t top_ks[] = {0, 0, 1, 40, 1000};
+    return (kvf_sampling_config){.temperature = temperatures[n % 5],
+                                 .top_p = top_ps[n / 5 % 5],
+                                 .min_p = min_ps[n / 25 % 5],
+                                 .top_k = top_ks[n / 125 % 5],
+                                 .repetition_penalty = penalties[kvf_random_below(random, 3)],
+                                 .seed = kvf_random_next(random)};
 }
 
 /* Draw many times and compare with the shares that are left. */
@@ -264,7 +300,7 @@ static void every_draw_is_that_of_plain_filters(void **state)
 {
     uint64_t random = 41;
     float logits[MANY];
-    for (uint32_t n = 0; n < 5 * 625; n++) {
+    for (uint32_t n = 0; n < SAMPLING_KINDS * SAMPLING_CASES; n++) {
         const kvf_sampling_config config = sampling_case(n, &random);
         uint64_t plain_state = config.seed;
         bool seen[MANY] = {false};
@@ -272,7 +308,7 @@ static void every_draw_is_that_of_plain_filters(void **state)
         kvf_sampler *s = sampler_of(&config, MANY);
         kvf_sampler_see(s, 0, prompt, 2);
         seen[prompt[0]] = seen[prompt[1]] = true;
-        sampling_logits(logits, MANY, n / 625, &random);
+        sampling_logits(logits, MANY, n / SAMPLING_CASES, &random);
         for (uint32_t i = 0; i < 6; i++) {
             const kvf_draw_settings *settings = kvf_sampler_settings(s, 0);
             const uint32_t want = plain_next(&config, settings, logits, seen, &plain_state);

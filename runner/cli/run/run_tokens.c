@@ -38,7 +38,7 @@ static bool on_token(void *user, uint32_t id, const float *logits)
     char number[16];
     int size = snprintf(number, sizeof number, "%u\n", id);
     cli_output_write(&run->ids, number, (size_t)size);
-    if (logits)
+    if (run->in->options.dump_logits_file)
         cli_output_write(&run->logits, logits, run->in->model.vocab_size * sizeof *logits);
     cli_progress_pace(&o->progress, ++o->count, o->start_ms);
     cli_progress_at(&o->progress, o->count);
@@ -88,9 +88,7 @@ static kvf_status answer(cli_run *run, kvf_sequence *sequence, kvf_error *error)
         .eos_count = run->in->options.ignore_eos ? 0 : run->in->end_count,
         .token = on_token,
         .user = &o,
-        .wants_logits = run->in->options.dump_logits_file != NULL,
         .draft = run->machine->draft,
-        .one_at_a_time = run->in->options.complete_share > 0.0 && cli_run_complete_left(run) > 0,
     };
     kvf_decode_result result = {.step_ms = run->steps.ms + run->steps.count};
     kvf_status status = kvf_generate_decode(&run->machine->session, &request, &result, error);

@@ -3,10 +3,10 @@
 #define KVF_MODEL_DRAW_MASS_H
 
 /*
- * How likely tokens are, in whole numbers: what sampling.c and draw_ops.cu share.
+ * How likely tokens are, in whole numbers: what sampling.c and draw_simd.c share.
  *
  * A token's mass is 2^40 exp((logit - largest) / temperature), cut to an integer. Sums of integers
- * have no order, so threads and a single loop draw the same token. It knows numbers, no rows.
+ * have no order, so every instruction set draws the same token. It knows numbers, no rows.
  * Invariant: a mass follows from settings and two logits, bit for bit, on every machine.
  */
 

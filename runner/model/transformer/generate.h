@@ -8,9 +8,7 @@
  *
  * It knows transformers and sequences, not text, terminals or files. The caller watches through two
  * functions and may stop it inside a prompt, also one that is pruned, or after any token.
- * Where the device draws tokens itself, steps are enqueued before the host knows their tokens;
- * those that ran too far when it stops are cut off again. Invariant: the host waits once per token,
- * and nothing is allocated.
+ * Invariant: the host waits once per step, and nothing is allocated.
  */
 
 #include "model_memory.h"
@@ -76,8 +74,8 @@ KVF_CHECKED kvf_status kvf_session_cut(const kvf_session *session, kvf_sequence 
 /** Whether tokens of drafts can be taken back. @return KVF_OK; KVF_UNSUPPORTED says why not */
 KVF_CHECKED kvf_status kvf_session_check_draft(const kvf_session *session, kvf_error *error);
 
-/** Called for each generated token with the logits it was chosen from, or NULL where nobody asked
- * for them and the device drew the token. @return whether to go on */
+/** Called for each generated token with the logits it was chosen from. It may use the transformer
+ * after it read them. @return whether to go on */
 typedef bool (*kvf_token_fn)(void *user, uint32_t id, const float *logits);
 
 typedef enum kvf_stop {
@@ -117,12 +115,9 @@ typedef struct kvf_decode_request {
     uint32_t eos_count;
     kvf_token_fn token; /**< may be NULL */
     void *user;
-    bool wants_logits;  /**< tokens come with their logits */
-    bool one_at_a_time; /**< no step is enqueued after a token that is handed out, so that `token`
-                           may use the transformer */
-    kvf_draft *draft;   /**< has seen all that the sequence holds: what it guesses is fed
-                           with the token in front of it, and what the sampler draws otherwise is
-                           taken back. The same tokens as without; NULL = none */
+    kvf_draft *draft; /**< has seen all that the sequence holds: what it guesses is fed
+                         with the token in front of it, and what the sampler draws otherwise is
+                         taken back. The same tokens as without; NULL = none */
 } kvf_decode_request;
 
 typedef struct kvf_decode_result {

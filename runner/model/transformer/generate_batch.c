@@ -4,8 +4,7 @@
  * Continuous batching, and one answer of a sequence that is there already, which is a batch of one
  * row; see the headers.
  *
- * Where the device draws tokens, steps of the same rows are on their way; an answer that ends waits
- * for them, and what they drew for it is dropped. Memory is promised when an answer begins and
+ * Memory is promised when an answer begins and
  * taken back when it ends, so that no answer has to give way to another. Prompts begin in their
  * order. Invariant: what was promised is at most tokens_max; at most one prompt is prefilled and
  * has answers that did not begin; the token that ended an answer was handed out, and is not in its
@@ -54,8 +53,6 @@ typedef struct batch {
     double start_ms;         /* of the root */
     double chunk_ms;         /* of its last chunk */
     uint32_t prefilled;      /* of the piece that is read */
-    uint32_t draws_max;      /* steps that may be on their way */
-    uint32_t surplus;        /* steps that were drawn after the end of every answer */
     bool keeps;              /* the one sequence is the caller's: it has no token too many */
     bool stopped;
 } batch;
@@ -117,7 +114,6 @@ static void drop_sequence(const batch *b, kvf_sequence **sequence)
     *sequence = NULL;
 }
 
-/* Nothing is on its way. */
 static void end_answer(batch *b, row *r)
 {
     const kvf_batch_prompt *p = &b->request->prompts[r->answer.prompt];
@@ -352,7 +348,7 @@ static void end_answers(batch *b)
             end_answer(b, &b->rows[b->at[i]]);
 }
 
-/* ---- steps whose tokens the host chooses ---- */
+/* ---- steps ---- */
 
 static kvf_status enqueue(const batch *b)
 {
@@ -405,90 +401,13 @@ static kvf_status choose_step(batch *b, kvf_error *error)
     return KVF_OK;
 }
 
-/* ---- steps whose tokens the device draws ---- */
-
-/* Whether no row ends by its length before another step, and no prompt waits for this one. */
-static bool wants_more(const batch *b)
-{
-    const uint32_t drawing = kvf_transformer_drawing(b->session->transformer);
-    for (uint32_t i = 0; i < b->count; i++) {
-        const kvf_batch_answer *a = &b->rows[b->at[i]].answer;
-        if (b->rows[b->at[i]].has_ended ||
-            a->generated + drawing >= b->request->prompts[a->prompt].tokens)
-            return false;
-    }
-    return !b->stopped && !b->is_held && drawing < b->draws_max;
-}
-
-static kvf_status send(const batch *b, const uint32_t *ids)
-{
-    const kvf_draw_step step = {.sequences = b->sequences,
-                                .ids = ids,
-                                .batch = b->count,
-                                .sampler = b->request->sampler,
-                                .sampler_rows = b->at};
-    const kvf_session *session = b->session;
-    return kvf_transformer_draw(session->transformer, session->cache, &step, session->stream);
-}
-
-/* The tokens of the oldest step. */
-static kvf_status take(batch *b, double *before)
-{
-    bool any = false;
-    KVF_TRY(kvf_transformer_drawn(b->session->transformer, b->ids));
-    for (uint32_t i = 0; i < b->count; i++) {
-        row *r = &b->rows[b->at[i]];
-        if (r->has_ended)
-            continue;
-        any = true;
-        if (b->ids[i] != KVF_SAMPLER_NONE)
-            kvf_sampler_take(b->request->sampler, b->at[i], b->ids[i]);
-        hand_out(b, r, b->ids[i]);
-    }
-    const double now = kvf_now_ms();
-    b->surplus += !any;
-    if (any && !b->request->pass(b->request->user, 0, b->count, now - *before))
-        b->stopped = true;
-    *before = now;
-    return KVF_OK;
-}
-
-/* Steps of the same rows, until one of them has ended. */
-static kvf_status draw_steps(batch *b, kvf_error *error)
-{
-    kvf_transformer *t = b->session->transformer;
-    double before = kvf_now_ms();
-    collect(b);
-    b->since = 0;
-    feed(b);
-    kvf_status status = send(b, b->ids);
-    while (status == KVF_OK) {
-        while (status == KVF_OK && wants_more(b))
-            status = send(b, NULL);
-        if (kvf_transformer_drawing(t) == 0)
-            break;
-        if (status == KVF_OK)
-            status = take(b, &before);
-    }
-    status = kvf_session_finish(b->session, status, error);
-    kvf_transformer_draw_end(t);
-    if (status == KVF_OK && b->keeps && b->surplus)
-        status = kvf_session_finish(
-            b->session, kvf_session_cut(b->session, b->sequences[0], b->surplus), error);
-    if (status == KVF_OK)
-        end_answers(b);
-    return status;
-}
-
 static kvf_status run(batch *b, kvf_error *error)
 {
     while (!b->stopped) {
         KVF_TRY(fill(b, error));
         if (is_empty(b) || b->stopped)
             return KVF_OK;
-        const bool draws = !b->request->choose && !b->request->draft_tokens &&
-                           kvf_transformer_can_draw(b->session->transformer);
-        KVF_TRY(draws ? draw_steps(b, error) : choose_step(b, error));
+        KVF_TRY(choose_step(b, error));
     }
     return KVF_OK;
 }
@@ -546,7 +465,6 @@ kvf_status kvf_generate_batch(const kvf_session *session, const kvf_batch_reques
 {
     batch b = {.session = session,
                .request = request,
-               .draws_max = KVF_DRAWS_MAX,
                .local_tokens = kvf_cache_settings(session->cache)->local_tokens};
     kvf_status status = open_batch(&b, error);
     if (status == KVF_OK)
@@ -562,7 +480,7 @@ kvf_status kvf_generate_batch(const kvf_session *session, const kvf_batch_reques
 typedef struct single {
     const kvf_decode_request *request;
     kvf_decode_result *result;
-    const float *logits; /* of the next token; NULL = they stay on the device */
+    const float *logits; /* of the next token */
 } single;
 
 static uint32_t choose_one(void *user, const kvf_batch_answer *answer, const float *logits)
@@ -575,10 +493,8 @@ static uint32_t choose_one(void *user, const kvf_batch_answer *answer, const flo
 static bool on_token(void *user, const kvf_batch_answer *answer, uint32_t id)
 {
     single *s = user;
-    const float *logits = s->logits;
-    s->logits = NULL;
     s->result->generated = answer->generated;
-    return !s->request->token || s->request->token(s->request->user, id, logits);
+    return !s->request->token || s->request->token(s->request->user, id, s->logits);
 }
 
 static bool on_step(void *user, uint32_t prefilled, uint32_t rows, double ms)
@@ -590,15 +506,6 @@ static bool on_step(void *user, uint32_t prefilled, uint32_t rows, double ms)
         s->result->step_ms[s->result->steps] = ms;
     s->result->steps++;
     return true;
-}
-
-/* Where tokens cannot be cut off again, no step is enqueued that may not be wanted. */
-static uint32_t draws_of_one(const kvf_session *session, const kvf_decode_request *request)
-{
-    const kvf_cache_config *c = kvf_cache_settings(session->cache);
-    const size_t heads = (size_t)c->layers * c->kv_heads;
-    const bool keeps_all = c->head_mask && memchr(c->head_mask, 0, heads);
-    return keeps_all || request->one_at_a_time ? 1 : KVF_DRAWS_MAX;
 }
 
 /* The first token, from logits that are there, and those that follow it. */
@@ -613,8 +520,6 @@ kvf_status kvf_generate_decode(const kvf_session *session, const kvf_decode_requ
                                kvf_decode_result *result, kvf_error *error)
 {
     single s = {.request = request, .result = result};
-    const bool draws =
-        kvf_transformer_can_draw(session->transformer) && !request->wants_logits && !request->draft;
     const kvf_batch_prompt prompt = {.tokens = request->tokens, .samples = 1};
     const kvf_batch_request of_one = {.prompts = &prompt,
                                       .rows = 1,
@@ -622,7 +527,7 @@ kvf_status kvf_generate_decode(const kvf_session *session, const kvf_decode_requ
                                       .eos_ids = request->eos_ids,
                                       .eos_count = request->eos_count,
                                       .step_rows = 1 + KVF_DRAFT_MAX,
-                                      .choose = draws ? NULL : choose_one,
+                                      .choose = choose_one,
                                       .token = on_token,
                                       .pass = on_step,
                                       .user = &s};
@@ -636,7 +541,6 @@ kvf_status kvf_generate_decode(const kvf_session *session, const kvf_decode_requ
                .at = &at,
                .tokens = &tokens,
                .ids = ids,
-               .draws_max = draws_of_one(session, request),
                .keeps = true};
     *result = (kvf_decode_result){.stop = KVF_STOP_LENGTH, .step_ms = result->step_ms};
     if (request->tokens == 0)

@@ -57,8 +57,7 @@ typedef struct kvf_batch_request {
     uint32_t step_rows; /**< tokens of all answers in a step with drafts, at most: batch_max of the
                            transformer. What answers leave of them is for drafts */
     /** The next token of an answer, whose index is @p answer's `generated`, from its logits
-     * [vocab_size]; KVF_SAMPLER_NONE = there is none. NULL = the sampler's, or what the device
-     * draws in its place. */
+     * [vocab_size]; KVF_SAMPLER_NONE = there is none. NULL = the sampler's. */
     uint32_t (*choose)(void *user, const kvf_batch_answer *answer, const float *logits);
     /** A token. @return whether the answer goes on */
     bool (*token)(void *user, const kvf_batch_answer *answer, uint32_t id);

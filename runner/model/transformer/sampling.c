@@ -5,8 +5,8 @@
  * every token. The wanted ones (top-k, top-p, a draw) are found by the sums of bins of equal
  * likelihood; only the tokens of one bin are put in order.
  *
- * It knows nothing of tokens. draw_ops.cu does the same on a GPU. Invariant: all sums are of
- * integers, so they are the same in any order.
+ * It knows nothing of tokens. Invariant: all sums are of integers, so every machine draws the same
+ * token from the same logits.
  */
 
 #include "sampling.h"
@@ -168,22 +168,9 @@ void kvf_sampler_see(kvf_sampler *sampler, uint32_t row, const uint32_t *ids, si
         sampler->rows[row].seen[ids[i] / 64] |= UINT64_C(1) << ids[i] % 64;
 }
 
-void kvf_sampler_take(kvf_sampler *sampler, uint32_t row, uint32_t id)
-{
-    kvf_draw_settings *settings = &sampler->rows[row].settings;
-    if (!settings->is_greedy)
-        (void)kvf_random_next(&settings->state);
-    kvf_sampler_see(sampler, row, &id, 1);
-}
-
 const kvf_draw_settings *kvf_sampler_settings(const kvf_sampler *sampler, uint32_t row)
 {
     return &sampler->rows[row].settings;
-}
-
-const uint64_t *kvf_sampler_seen(const kvf_sampler *sampler, uint32_t row)
-{
-    return sampler->rows[row].seen;
 }
 
 /* The logits as the row's penalty leaves them. */

@@ -60,12 +60,8 @@ uint32_t kvf_sampler_next(kvf_sampler *sampler, uint32_t row, const float *logit
  * call, of any row. */
 double kvf_sampler_logprob(const kvf_sampler *sampler, uint32_t row, uint32_t id);
 
-/** A token that a device drew in the place of this row (draw_queue.h), from the logits that
- * kvf_sampler_next would have got. */
-void kvf_sampler_take(kvf_sampler *sampler, uint32_t row, uint32_t id);
-/** A sampler for a device: settings, and a bit per token seen, in words of 64. */
+/** The settings of a row for draws (draw_mass.h). */
 const kvf_draw_settings *kvf_sampler_settings(const kvf_sampler *sampler, uint32_t row);
-const uint64_t *kvf_sampler_seen(const kvf_sampler *sampler, uint32_t row);
 
 /** A token's loss: -ln of its probability, in nats. NaN where the logits give it none: they
  * hold a NaN or +infinity. logits [vocab_size]; @p id < vocab_size. */

@@ -96,8 +96,6 @@ static kvf_status decode_layers(const decode_run *r, const uint32_t *positions)
 {
     const transformer_step *s = &r->step;
     const kvf_transformer *t = s->t;
-    if (s->draws)
-        KVF_TRY(t->ops->start(s, NULL, NULL));
     KVF_TRY(t->ops->norm(s, t->layers[0].attention_norm));
     for (uint32_t layer = 0; layer < t->model.layers; layer++) {
         const transformer_layer *l = &t->layers[layer];
@@ -125,15 +123,13 @@ static bool is_same_batch(transformer_recording *r, const decode_run *run)
     const transformer_step *s = &run->step;
     const size_t bytes = s->rows * sizeof(kvf_sequence *);
     if (r->cache == run->cache && r->stream == s->stream && r->batch == s->rows &&
-        r->wants_logits == run->wants_logits && r->draws == s->draws &&
-        memcmp(r->sequences, run->sequences, bytes) == 0)
+        r->wants_logits == run->wants_logits && memcmp(r->sequences, run->sequences, bytes) == 0)
         return true;
     drop_recording(r);
     r->cache = run->cache;
     r->stream = s->stream;
     r->batch = s->rows;
     r->wants_logits = run->wants_logits;
-    r->draws = s->draws;
     r->seen = 0;
     memcpy(r->sequences, run->sequences, bytes);
     return false;
@@ -208,62 +204,6 @@ kvf_status kvf_transformer_decode_several(kvf_transformer *t, kvf_cache *cache,
         return KVF_INVALID;
     KVF_TRY(t->ops->start(&run.step, several->ids, t->positions));
     return decode_layers(&run, t->positions);
-}
-
-/* ---- decode without the host ---- */
-
-bool kvf_transformer_can_draw(const kvf_transformer *t)
-{
-    return t->ops->feed != NULL;
-}
-
-static bool can_draw_step(const kvf_transformer *t, const kvf_draw_step *step)
-{
-    if (!t->ops->feed || step->batch == 0 || step->batch > t->options.batch_max ||
-        t->drawing == KVF_DRAWS_MAX)
-        return false;
-    return step->ids ? t->drawing == 0 && transformer_ids_valid(t, step->ids, step->batch)
-                     : t->drawn_batch == step->batch;
-}
-
-kvf_status kvf_transformer_draw(kvf_transformer *t, kvf_cache *cache, const kvf_draw_step *step,
-                                kvf_stream *stream)
-{
-    const decode_run run = {
-        .step = {.t = t, .stream = stream, .rows = step->batch, .draws = true, .separate = true},
-        .cache = cache,
-        .sequences = step->sequences,
-        .batch = step->batch,
-        .wants_logits = true};
-    if (!can_draw_step(t, step))
-        return KVF_INVALID;
-    for (uint32_t i = 0; i < step->batch; i++)
-        t->positions[i] = transformer_next_position(step->sequences[i]);
-    if (step->ids)
-        KVF_TRY(t->ops->feed(&run.step, step, t->positions));
-    KVF_TRY(decode_step(&run));
-    KVF_TRY(t->ops->mark(&run.step));
-    t->drawing++;
-    t->drawn_batch = step->batch;
-    return KVF_OK;
-}
-
-uint32_t kvf_transformer_drawing(const kvf_transformer *t)
-{
-    return t->drawing;
-}
-
-kvf_status kvf_transformer_drawn(kvf_transformer *t, uint32_t *ids)
-{
-    assert(t->drawing > 0);
-    t->drawing--;
-    return t->ops->take(t, ids);
-}
-
-void kvf_transformer_draw_end(kvf_transformer *t)
-{
-    t->drawing = 0;
-    t->drawn_batch = 0;
 }
 
 void kvf_transformer_forget(kvf_transformer *t)

@@ -194,42 +194,6 @@ KVF_CHECKED kvf_status kvf_transformer_decode_several(kvf_transformer *transform
                                                       kvf_cache *cache, const kvf_several *several,
                                                       bool want_logits, kvf_stream *stream);
 
-/** Whether the device can draw tokens itself: then logits stay there, and a step takes the tokens
- * that the one before drew, without the host. */
-bool kvf_transformer_can_draw(const kvf_transformer *transformer);
-
-/** Steps that can be on their way: one runs, the host reads tokens of the one before it, and one is
- * after it. */
-#define KVF_DRAWS_MAX 3u
-
-typedef struct kvf_draw_step {
-    kvf_sequence *const *sequences; /**< [batch] */
-    const uint32_t *ids; /**< [batch] to append, and no step is on its way; NULL = what the last
-                            step drew, and sequences are those of that step */
-    uint32_t batch;
-    const kvf_sampler *sampler;
-    const uint32_t *sampler_rows; /**< [batch] settings and seen tokens, read where ids are given */
-} kvf_draw_step;
-
-/**
- * A step of a batch as kvf_transformer_decode, that draws the next tokens: those that
- * kvf_sampler_next would give. The sampler's rows do not move (kvf_sampler_take).
- *
- * @return as kvf_transformer_decode; KVF_INVALID if KVF_DRAWS_MAX steps are on their way
- *
- * Stream: enqueues; does not wait for steps on their way. A sequence may be cut or destroyed, and
- * kvf_transformer_forget called, after the stream was waited for.
- */
-KVF_CHECKED kvf_status kvf_transformer_draw(kvf_transformer *transformer, kvf_cache *cache,
-                                            const kvf_draw_step *step, kvf_stream *stream);
-/** Steps on their way: drawn and not taken. */
-uint32_t kvf_transformer_drawing(const kvf_transformer *transformer);
-/** Wait for the oldest of them. ids [batch] receive its tokens, KVF_SAMPLER_NONE where no logit is
- * a finite number. @return KVF_OK; KVF_DEVICE_FAILED */
-KVF_CHECKED kvf_status kvf_transformer_drawn(kvf_transformer *transformer, uint32_t *ids);
-/** The rest is not wanted. Wait for the stream first. */
-void kvf_transformer_draw_end(kvf_transformer *transformer);
-
 /** Attention of a layer in a decode step. Everything is host memory, valid in the call. */
 typedef struct kvf_attention_view {
     uint32_t layer;

@@ -11,7 +11,6 @@
  */
 
 #include "cuda_products.h"
-#include "draw_queue.h"
 #include "row_ops.h"
 #include "transformer_ops.h"
 
@@ -36,8 +35,7 @@ typedef struct cuda_part {
     uint32_t *arrived; /* [query_heads + 2 kv_heads], zeros between launches */
     pinned words;      /* [2, H] ids, then positions */
     pinned logits;     /* [batch_max, vocab] */
-    kvf_draw_queue *draws;
-    bool starts_late; /* and this is counted: kvf_row_refuse_early_starts */
+    bool starts_late;  /* and this is counted: kvf_row_refuse_early_starts */
 } cuda_part;
 
 static cuda_part *part_of(const kvf_transformer *t)
@@ -67,18 +65,15 @@ static kvf_status cuda_start(const transformer_step *s, const uint32_t *ids,
     const size_t row = s->first, half = t->rope.count;
     uint32_t *host = (uint32_t *)(void *)p->words.host + row;
     const uint32_t *device = (const uint32_t *)(const void *)p->words.device + row;
-    if (!s->draws) {
-        memcpy(host, ids, s->rows * sizeof *ids);
-        memcpy(host + all, positions, s->rows * sizeof *positions);
-    }
+    memcpy(host, ids, s->rows * sizeof *ids);
+    memcpy(host + all, positions, s->rows * sizeof *positions);
     const kvf_row_start_args args = {.dtype = t->embedding.dtype,
                                      .rows = s->rows,
                                      .width = t->model.hidden_size,
                                      .half = (uint32_t)half,
                                      .scaling = t->rope.attention_scaling,
-                                     .ids = s->draws ? kvf_draw_queue_ids(p->draws) : device,
-                                     .position = s->draws ? kvf_draw_queue_positions(p->draws)
-                                                          : device + all,
+                                     .ids = device,
+                                     .position = device + all,
                                      .embedding = t->embedding.weight,
                                      .inv_freq = p->inv_freq,
                                      .hidden = transformer_hidden_at(s),
@@ -229,8 +224,6 @@ static kvf_status cuda_logits(const transformer_step *s)
     const size_t bytes = (size_t)s->rows * t->model.vocab_size * sizeof(float);
     const cuda_weights head = {.parts = {&t->head}, .count = 1};
     KVF_TRY(multiply(s, &head, t->buffers.normed, t->buffers.logits, false));
-    if (s->draws)
-        return kvf_draw_queue_draw(part_of(t)->draws, s->rows, t->buffers.logits, s->stream);
     return kvf_memory_copy(s->stream, part_of(t)->logits.device, t->buffers.logits, bytes);
 }
 
@@ -238,22 +231,6 @@ static const float *cuda_logits_row(const kvf_transformer *t, uint32_t row)
 {
     const float *logits = (const float *)(const void *)part_of(t)->logits.host;
     return logits + (size_t)row * t->model.vocab_size;
-}
-
-static kvf_status cuda_feed(const transformer_step *s, const kvf_draw_step *step,
-                            const uint32_t *positions)
-{
-    return kvf_draw_queue_feed(part_of(s->t)->draws, step, positions, s->stream);
-}
-
-static kvf_status cuda_mark(const transformer_step *s)
-{
-    return kvf_draw_queue_mark(part_of(s->t)->draws, s->stream);
-}
-
-static kvf_status cuda_take(const kvf_transformer *t, uint32_t *ids)
-{
-    return kvf_draw_queue_take(part_of(t)->draws, ids);
 }
 
 /* ---- buffers ---- */
@@ -286,8 +263,7 @@ static uint64_t cuda_bytes(const kvf_transformer_options *options, uint32_t thre
     uint32_t *arrived;
     (void)threads;
     return lay_out(options, NULL, &unused, &arrived) + KVF_CUBLAS_WORKSPACE_BYTES +
-           words_bytes(options) + logits_bytes(options) +
-           kvf_draw_queue_bytes(options->batch_max, options->model->vocab_size);
+           words_bytes(options) + logits_bytes(options);
 }
 
 /* ---- weights ---- */
@@ -471,8 +447,6 @@ static kvf_status reserve(kvf_transformer *t, kvf_error *error)
                           kvf_runtime_error(runtime)->text);
     lay_out(options, p->reservation, &t->buffers, &p->arrived);
     KVF_TRY(pin(runtime, words_bytes(options), "token ids", &p->words, error));
-    KVF_TRY(
-        kvf_draw_queue_open(runtime, options->batch_max, t->model.vocab_size, &p->draws, error));
     return pin(runtime, logits_bytes(options), "logits", &p->logits, error);
 }
 
@@ -503,7 +477,6 @@ static void cuda_close(kvf_transformer *t)
     if (p->starts_late && kvf_row_use_device(t->options.device_ordinal) == 0)
         kvf_row_refuse_early_starts(-1);
     kvf_cublas_close(p->products.cublas);
-    kvf_draw_queue_close(p->draws);
     kvf_pinned_free(runtime, p->logits.host);
     kvf_pinned_free(runtime, p->words.host);
     kvf_memory_free(runtime, p->weights);
@@ -522,9 +495,6 @@ const transformer_ops transformer_cuda_ops = {
     .read_hidden = cuda_read_hidden,
     .logits = cuda_logits,
     .logits_row = cuda_logits_row,
-    .feed = cuda_feed,
-    .mark = cuda_mark,
-    .take = cuda_take,
     .open = cuda_open,
     .close = cuda_close,
     .bytes = cuda_bytes,

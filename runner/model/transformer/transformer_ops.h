@@ -20,13 +20,12 @@ typedef struct transformer_step {
     kvf_stream *stream;
     uint32_t first;
     uint32_t rows;
-    bool draws;    /* ids and positions are on the device, and the next ones will be */
     bool separate; /* rows are of a batch: none changes a bit of another */
 } transformer_step;
 
 struct transformer_ops {
-    /* ids and positions (host, [rows], copied; unused if the step draws) to hidden states and
-     * angles. The work of an earlier start of these rows is done. */
+    /* ids and positions (host, [rows], copied) to hidden states and angles. The work of an earlier
+     * start of these rows is done. */
     kvf_status (*start)(const transformer_step *s, const uint32_t *ids, const uint32_t *positions);
     /* hidden -> normed */
     kvf_status (*norm)(const transformer_step *s, const float *weight);
@@ -42,17 +41,10 @@ struct transformer_ops {
     kvf_status (*gather)(const transformer_step *s, const uint32_t *index);
     /* Row `first` of the hidden states to the host; waits. */
     kvf_status (*read_hidden)(const transformer_step *s, float *out);
-    /* normed -> logits; and if the step draws, to the next ids and positions */
+    /* normed -> logits */
     kvf_status (*logits)(const transformer_step *s);
     /* Logits of a row, readable by the host after a wait. */
     const float *(*logits_row)(const kvf_transformer *t, uint32_t row);
-    /* Where steps that draw begin; NULL: this device draws nothing. No such step is on its way. */
-    kvf_status (*feed)(const transformer_step *s, const kvf_draw_step *step,
-                       const uint32_t *positions);
-    /* Behind a step that draws. */
-    kvf_status (*mark)(const transformer_step *s);
-    /* Tokens of the oldest such step; waits for it. */
-    kvf_status (*take)(const kvf_transformer *t, uint32_t *ids);
     /* Whether all products since open were done; NULL = they were. */
     kvf_status (*check)(const kvf_transformer *t, kvf_error *error);
     /* After weights are bound: what else the device needs. */

@@ -57,7 +57,6 @@ typedef struct transformer_recording {
     kvf_stream *stream;
     uint32_t batch;
     uint32_t seen; /* eager steps in a row with these */
-    bool draws;
     bool wants_logits;
     bool is_refused; /* the library said no; not asked again */
 } transformer_recording;
@@ -95,8 +94,6 @@ struct kvf_transformer {
     transformer_watch watch;
     transformer_observer observer;
     struct kvf_completion *completion; /* where rows of pruned prompts are kept, or NULL */
-    uint32_t drawing;                  /* steps that were drawn and not taken */
-    uint32_t drawn_batch;              /* of the last one */
     uint64_t weight_bytes;
 };
 
