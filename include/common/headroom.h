@@ -101,6 +101,15 @@ static inline bool kvf_machine_is_wsl(const char *osrelease)
     return is_read && (strstr(text, "microsoft") || strstr(text, "Microsoft"));
 }
 
+/* What the drivers of a machine pin at most, about: half of the memory of WSL2. UINT64_MAX: no such
+ * limit is known, and what is refused is known only then. */
+static inline uint64_t kvf_machine_pin_budget(const char *osrelease, const char *proc_meminfo)
+{
+    return kvf_machine_is_wsl(osrelease)
+               ? kvf_file_keys(proc_meminfo, "MemTotal", "MemTotal") * 1024 / 2
+               : UINT64_MAX;
+}
+
 /* Bytes for which a machine that shows less is worth a try, because it may get memory as it uses it
  * (a balloon, memory that is plugged in); 0 = never, what it shows is all. */
 static inline uint64_t kvf_machine_growth(const char *proc_meminfo, bool is_virtual)

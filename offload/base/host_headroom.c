@@ -75,6 +75,7 @@ void kvf_headroom_read(const kvf_topology *topology, int32_t node, kvf_headroom 
     if (topology != NULL && (topology->node_count == 1 || kvf_topology_find(topology, node) < 0))
         known = -1;
     out->memlock = memlock_headroom();
+    out->pinned = kvf_machine_pin_budget("/proc/sys/kernel/osrelease", "/proc/meminfo");
     out->cgroup = kvf_cgroup_headroom(KVF_PROC_CGROUP, KVF_SYS_CGROUP, &out->cgroup_file);
     out->node_free = free_memory(known, out->cgroup);
     out->hugetlb_free = free_huge_pages(known);

@@ -69,6 +69,7 @@ void kvf_pci_link_read(const char *sysfs_root, const char *pci_address, uint32_t
 /* Every number in bytes, UINT64_MAX = unlimited or unknown. */
 typedef struct kvf_headroom {
     uint64_t memlock;        /* RLIMIT_MEMLOCK, or UINT64_MAX with CAP_IPC_LOCK */
+    uint64_t pinned;         /* that drivers pin at most, of all processes, about */
     uint64_t cgroup;         /* limit - usage + file cache, v2 or v1, the least up the tree */
     const char *cgroup_file; /* where that limit is */
     uint64_t node_free;      /* on the node, or of the machine */

@@ -176,10 +176,10 @@ static const char *pin_advice(cudaError_t error, size_t bytes)
     kvf_headroom headroom;
     if (error == cudaErrorNotSupported)
         return "this device pins no memory but its own (Confidential Computing, or a virtual GPU)";
-    if (kvf_machine_is_wsl("/proc/sys/kernel/osrelease"))
+    kvf_headroom_read(NULL, -1, &headroom);
+    if (headroom.pinned != UINT64_MAX)
         return "WSL2 pins about half of the machine's memory at most; give WSL2 more (memory= in "
                ".wslconfig), or ask for less";
-    kvf_headroom_read(NULL, -1, &headroom);
     if (headroom.memlock < bytes)
         return "raise the limit with `ulimit -l unlimited`, in a container with --ulimit "
                "memlock=-1";

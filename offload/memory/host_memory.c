@@ -226,9 +226,10 @@ typedef struct request {
     kvf_context *context;
     const kvf_host_memory_config *config;
     kvf_team *team;
-    bool is_tried;  /* the machine shows less than is needed */
-    bool by_device; /* the device registers no arena, and allocates them */
-    uint64_t done;  /* bytes of whole arenas */
+    bool is_tried;        /* the machine shows less than is needed */
+    bool by_device;       /* the device registers no arena, and allocates them */
+    uint64_t done;        /* bytes of whole arenas */
+    uint64_t pinned_most; /* that the machine pins, UINT64_MAX = not known */
 } request;
 
 static void read_headroom(const kvf_host_memory_config *config, kvf_headroom *out)
@@ -366,6 +367,16 @@ static kvf_status publish(request *r, kvf_device *device, kvf_arena *arena)
     return KVF_OK;
 }
 
+static void note_pinned(const request *r)
+{
+    char pinned[32], most[32];
+    kvf_log(
+        r->context, KVF_LOG_NOTE,
+        "%s of host memory are pinned, of about %s that this machine pins for all its processes "
+        "(WSL2: half of its memory)",
+        kvf_bytes_text(r->done, pinned), kvf_bytes_text(r->pinned_most, most));
+}
+
 static kvf_status create_touch_team(kvf_context *context, const kvf_host_memory_config *config,
                                     kvf_team **out)
 {
@@ -387,7 +398,7 @@ static kvf_status create_touch_team(kvf_context *context, const kvf_host_memory_
 }
 
 static kvf_status check(kvf_context *context, kvf_device *device,
-                        const kvf_host_memory_config *config, bool *is_tried)
+                        const kvf_host_memory_config *config, request *r)
 {
     if (config->bytes == 0 || config->granule == 0 || config->granule > KVF_ARENA_BYTES_MAX ||
         config->arena_bytes_max > KVF_ARENA_BYTES_MAX || config->bytes > (uint64_t)1 << 62)
@@ -408,7 +419,8 @@ static kvf_status check(kvf_context *context, kvf_device *device,
      */
     if (properties.shares_host_memory)
         headroom.may_come = 0;
-    *is_tried = headroom.node_free < config->bytes;
+    r->is_tried = headroom.node_free < config->bytes;
+    r->pinned_most = properties.pins_host_memory ? headroom.pinned : UINT64_MAX;
     return kvf_host_memory_preflight(context, &headroom, config);
 }
 
@@ -417,7 +429,7 @@ kvf_status kvf_host_memory_create(kvf_context *context, kvf_device *device,
 {
     memset(out, 0, sizeof *out);
     request r = {.context = context, .config = config};
-    KVF_TRY(check(context, device, config, &r.is_tried));
+    KVF_TRY(check(context, device, config, &r));
     kvf_host_memory memory = {.device = device};
     memory.bytes = (config->bytes + config->granule - 1) / config->granule * config->granule;
     uint64_t per_arena = kvf_arena_bytes(config);
@@ -443,6 +455,8 @@ kvf_status kvf_host_memory_create(kvf_context *context, kvf_device *device,
         kvf_host_memory_destroy(context, &memory);
         return status;
     }
+    if (r.pinned_most != UINT64_MAX)
+        note_pinned(&r);
     /* The last arena was made when least was left. */
     const kvf_arena *last = &memory.arenas[memory.arena_count - 1];
     if (config->huge_pages == KVF_HUGE_PAGES_AUTO && last->bytes >= HUGE_BYTES && !last->hugetlb &&

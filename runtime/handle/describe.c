@@ -239,6 +239,7 @@ static void memory(writer *w, const kvf_runtime *rt)
     read_thp(thp, sizeof thp);
     format(w, "\"memory\":{\"node\":%d,", rt->node);
     number(w, "memlock_bytes", headroom.memlock);
+    number(w, "pin_budget_bytes", headroom.pinned);
     number(w, "cgroup_headroom_bytes", headroom.cgroup);
     number(w, "available_bytes", headroom.node_free);
     format(w, "\"allow_unpinned\":%s,", rt->config.allow_unpinned ? "true" : "false");

@@ -254,6 +254,7 @@ static void test_unpinned(void **state)
 /* ---- preflight ---- */
 
 static const kvf_headroom plenty = {.memlock = UINT64_MAX,
+                                    .pinned = UINT64_MAX,
                                     .cgroup = UINT64_MAX,
                                     .cgroup_file = "memory.max",
                                     .node_free = UINT64_MAX,
@@ -412,6 +413,55 @@ static kvf_host_memory_config scripted(void)
     script.first.hugetlb_free = script.then.hugetlb_free = 0;
     script.from = script.looks = 0;
     return config;
+}
+
+/* On a machine that pins so much at most a line says what the pool has of it; nobody refuses before
+ * the driver does. */
+static void test_pin_budget(void **state)
+{
+    static const uint64_t budgets[] = {UINT64_MAX, 16 * MIB, 2 * MIB};
+    rig r;
+    char line[512];
+    rig_open(&r, NULL);
+    r.context->log = note_line;
+    r.context->log_user = line;
+    for (uint32_t i = 0; i < 3; i++) {
+        kvf_host_memory_config config = scripted();
+        kvf_host_memory memory;
+        script.first.pinned = script.then.pinned = budgets[i];
+        line[0] = '\0';
+        RIG_OK(kvf_host_memory_create(r.context, r.device, &config, &memory));
+        if (r.kind == KVF_DEVICE_HOST || i == 0) /* which pins nothing, or has no such limit */
+            assert_string_equal(line, "");
+        else
+            assert_non_null(
+                strstr(line, i == 1 ? "4.00 MiB of host memory are pinned, of about 16.00 MiB"
+                                    : "4.00 MiB of host memory are pinned, of about 2.00 MiB"));
+        kvf_host_memory_destroy(r.context, &memory);
+    }
+    rig_close(&r);
+}
+
+static void write_text(const char *path, const char *text)
+{
+    FILE *file = fopen(path, "w");
+    assert_non_null(file);
+    assert_true(fputs(text, file) >= 0);
+    assert_int_equal(fclose(file), 0);
+}
+
+static void test_pin_budget_of_a_machine(void **state)
+{
+    char folder[] = "/tmp/kvf-pin-XXXXXX", release[64], memory[64];
+    assert_non_null(mkdtemp(folder));
+    snprintf(release, sizeof release, "%s/osrelease", folder);
+    snprintf(memory, sizeof memory, "%s/meminfo", folder);
+    write_text(memory, "MemTotal:       16777216 kB\nMemFree:        1 kB\n");
+    write_text(release, "6.1.0-13-amd64\n");
+    assert_true(kvf_machine_pin_budget(release, memory) == UINT64_MAX);
+    write_text(release, "5.15.146.1-microsoft-standard-WSL2\n");
+    assert_true(kvf_machine_pin_budget(release, memory) == 8 * GIB);
+    assert_int_equal(remove(release) | remove(memory) | rmdir(folder), 0);
 }
 
 /* Refused after `looks`, with `words`, and nothing stays. */
@@ -665,7 +715,8 @@ int main(void)
 {
     return unit_run(test_tiers, test_degraded, test_arenas, test_resident_size, test_bound,
                     test_unpinned, test_preflight, test_madvise_refused, test_others_take_memory,
-                    test_memory_that_comes, test_headroom_of_this_machine, test_memory_that_grows,
-                    test_cgroup_v2, test_cgroup_v1, test_cpu_quota_v2, test_cpu_quota_v1,
+                    test_memory_that_comes, test_pin_budget, test_pin_budget_of_a_machine,
+                    test_headroom_of_this_machine, test_memory_that_grows, test_cgroup_v2,
+                    test_cgroup_v1, test_cpu_quota_v2, test_cpu_quota_v1,
                     test_threads_under_a_quota);
 }
