@@ -331,6 +331,10 @@ class Judged(unittest.TestCase):
         status, out = self.run_judge("--url", mine.url, "--full", full.url, "--dry-run", *ASKED)
         self.assertEqual((status, mine.asked + full.asked), (0, []))
         self.assertIn("at most", out)
+        for given, documents in (([], 1 + 2 + 5 + 5), (["--quick"], 1 + 1 + 2 + 3), (["--quick", "--samples", "4"], 1 + 1 + 2 + 4)):
+            _, out = self.run_judge("--url", mine.url, "--full", full.url, "--dry-run", "--tasks", "niah_single_2", "--lengths",
+                                    "4K" if not given else "400", *given, "--out", os.path.join(self.folder, "of %d" % documents))
+            self.assertIn("of %d documents" % documents, out) # a long answer, texts, calls, needles
 
     def test_refused(self):
         for given, text in ((["--model", "m", "--url", "u"], "give --url or --model"),

@@ -50,7 +50,7 @@ def arguments(given: Optional[List[str]]) -> argparse.Namespace:
     what.add_argument("--questions", metavar="FILE", help='lines {"fact", "question", "answers"} or {"prompt", "answers"}')
     what.add_argument("--lengths", metavar="N", nargs="+", type=tokens, help="tokens: 8K 32K (4K)")
     what.add_argument("--tasks", metavar="NAME", nargs="+", choices=list(tasks.TASKS), help="of %s" % " ".join(tasks.TASKS))
-    what.add_argument("--samples", metavar="N", type=int, default=5, help="documents of a task and length (5)")
+    what.add_argument("--samples", metavar="N", type=int, help="documents of a task and length (5; 3 if quick)")
     what.add_argument("--quick", action="store_true", help="2K, and short texts and answers: a first look")
     out = parser.add_argument_group("what is told")
     out.add_argument("--sweep", metavar="budget=A,B", help="several budgets: the smallest that keeps enough")
@@ -119,7 +119,7 @@ def wanted(args: argparse.Namespace) -> work.Wanted:
     default = [2048 if quick else 4096] if not own or any("fact" in q for q in own) else [] # whole prompts are enough
     lengths = sorted(args.lengths or default)
     return work.Wanted(
-        lengths=lengths, samples=args.samples,
+        lengths=lengths, samples=args.samples or (3 if quick else 5),
         tasks=args.tasks if args.tasks else [] if own else RULER, texts=1 if quick else 2,
         text_tokens=min([64 if quick else 256, *(n // 8 for n in lengths)]),
         long_tokens=384 if quick else 3000, tools=(2 if quick else 5) if args.url else 0, own=own)
