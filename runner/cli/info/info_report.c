@@ -12,7 +12,6 @@
 #include "common/text.h"
 #include "json.h"
 #include "linear.h"
-#include "matmul.h"
 #include "output.h"
 
 #include <dlfcn.h>
