@@ -62,6 +62,7 @@ FOREIGN = {
     "numaif.h": ["offload/memory"],
     "liburing.h": ["offload/file"],
     "xxhash.h": ["offload/file"],
+    "dnnl.h": ["runner/model"],
     "jansson.h": ["runner/model"],
     "pcre2.h": ["runner/model"],
     "utf8proc.h": ["runner/model"],

@@ -38,7 +38,7 @@ def facts_jobs(tree, scratch):
                 "    except m.PackageNotFoundError: print(p, 'missing')\n")
     tools = ("for t in nvcc ncu nsys compute-sanitizer cuobjdump cuda-gdb gcc g++ clang meson ninja git; do "
              "printf '%s: ' $t; command -v $t || echo missing; done; nvcc --version | tail -n 2; "
-             "ldconfig -p | grep -E 'cublas|libnuma|pcre2-8|utf8proc|jansson|cmocka'; true")
+             "ldconfig -p | grep -E 'cublas|libnuma|dnnl|pcre2-8|utf8proc|jansson|cmocka'; true")
     return [Job("driver", ["nvidia-smi", "-q"], 30),
             Job("link", ["nvidia-smi", "topo", "-m"], 30),
             Job("machine", ["sh", "-c", "lscpu; free -m; cat /proc/meminfo; ulimit -a; df -h /tmp; uname -a; "

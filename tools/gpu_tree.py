@@ -152,7 +152,7 @@ def pack(into, built):
     folder, into = pathlib.Path(built or ROOT / "build-pack").resolve(), pathlib.Path(into).resolve()
     if not built:
         say("building build-pack/ for sm_90")
-        build(folder, ["-Dgpu_targets=90", "-Dnuma=disabled",
+        build(folder, ["-Dgpu_targets=90", "-Dnuma=disabled", "-Ddnnl=disabled",
                        "-Dinside_shared=true"], lambda: programs_to_carry(folder))
     elif not (folder / "build.ninja").exists():
         sys.exit("gpu: %s is no build folder" % folder)

@@ -23,6 +23,7 @@ build  cmd:python3                python3
 build  pc:numa                    libnuma-dev
 build  pc:liburing                liburing-dev
 build  h:xxhash.h                 libxxhash-dev
+build  h:dnnl.h                   libdnnl-dev
 build  pc:libpcre2-8              libpcre2-dev
 build  pc:libutf8proc             libutf8proc-dev
 build  pc:jansson                 libjansson-dev

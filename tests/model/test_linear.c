@@ -85,7 +85,8 @@ static void data_destroy(const problem *p, data *d)
     free(d->bias);
 }
 
-static void multiply(const problem *p, data *d, uint32_t threads, uint32_t isa)
+static void multiply_in(const problem *p, data *d, uint32_t threads, uint32_t isa,
+                        kvf_linear_bf16 bf16)
 {
     kvf_error error = {0};
     kvf_runtime_config rc;
@@ -98,7 +99,7 @@ static void multiply(const problem *p, data *d, uint32_t threads, uint32_t isa)
     assert_int_equal(kvf_runtime_open(&rc, &runtime, &error), KVF_OK);
     assert_int_equal(kvf_stream_create(runtime, &stream), KVF_OK);
     const kvf_linear_limits limits = {
-        .rows_max = ROWS_MAX, .inputs_max = INPUTS_MAX, .isa_mask = isa};
+        .rows_max = ROWS_MAX, .inputs_max = INPUTS_MAX, .isa_mask = isa, .bf16 = bf16};
     assert_int_equal(kvf_linear_engine_open(runtime, &limits, &engine, &error), KVF_OK);
     kvf_linear_call call = {.part_count = p->parts,
                             .rows = p->rows,
@@ -111,14 +112,20 @@ static void multiply(const problem *p, data *d, uint32_t threads, uint32_t isa)
     memcpy(d->y, d->start, (size_t)p->rows * d->columns * sizeof(float));
     assert_int_equal(kvf_linear_enqueue(engine, &call, stream), KVF_OK);
     assert_int_equal(kvf_stream_wait(stream), KVF_OK);
+    assert_false(kvf_linear_engine_failed(engine));
     kvf_linear_engine_close(engine);
     kvf_stream_destroy(stream);
     kvf_runtime_close(runtime);
 }
 
+static void multiply(const problem *p, data *d, uint32_t threads, uint32_t isa)
+{
+    multiply_in(p, d, threads, isa, KVF_LINEAR_BF16_OFF);
+}
+
 /* In fp32 a sum of n terms of at most m is off by less than m n^2 / 2^24 in the worst case, and by
  * a small multiple of n^(1/2) 2^-24 times its partial sums in practice; m 2^-18 n^(1/2) is far
- * above. */
+ * above. Products in bf16 round both factors to 8 bits. */
 static void compare(const problem *p, const data *d, double unit_error)
 {
     uint32_t column = 0;
@@ -214,12 +221,12 @@ static void rows_beside_do_not_change_bits(void **state)
 }
 
 /* Many rows at once against each row alone. */
-static void check_separate_rows(problem p, uint32_t isa)
+static void check_separate_rows(problem p, uint32_t isa, kvf_linear_bf16 bf16)
 {
     p.separate = true;
     data d = data_create(&p);
-    multiply(&p, &d, 2, isa);
-    compare(&p, &d, 0x1p-18);
+    multiply_in(&p, &d, 2, isa, bf16);
+    compare(&p, &d, bf16 == KVF_LINEAR_BF16_OFF ? 0x1p-18 : 0x1p-15);
     for (uint32_t row = 0; row < p.rows; row++) {
         problem one = p;
         data alone = d;
@@ -228,7 +235,7 @@ static void check_separate_rows(problem p, uint32_t isa)
         alone.x = d.x + (size_t)row * p.inputs;
         alone.start = d.start + (size_t)row * d.columns;
         alone.y = malloc(d.columns * sizeof(float));
-        multiply(&one, &alone, 2, isa);
+        multiply_in(&one, &alone, 2, isa, bf16);
         assert_memory_equal(alone.y, d.y + (size_t)row * d.columns, d.columns * sizeof(float));
         free(alone.y);
     }
@@ -240,7 +247,7 @@ static void separate_rows_do_not_change_bits(void **state)
     for (size_t i = 0; i < PROBLEMS * 3; i++) {
         problem p = problems[i / 3];
         p.dtype = (kvf_dtype)(i % 3);
-        check_separate_rows(p, KVF_ISA_ALL);
+        check_separate_rows(p, KVF_ISA_ALL, KVF_LINEAR_BF16_OFF);
     }
 }
 

@@ -40,6 +40,7 @@ typedef struct golden {
     uint32_t prompt;
     uint32_t stride; /* every stride-th token of the vocabulary is in the file */
     uint32_t threads;
+    kvf_linear_bf16 bf16;
     bool as_gguf;               /* the model is read from a GGUF file */
     const char *said, *instead; /* of config.json, once the weights are written; NULL = as it is */
     bool has_head_only;         /* the embedding is there by the name of the head */
@@ -63,6 +64,7 @@ static void rig_open(rig *r, const char *from, const golden *g)
     kvf_transformer_options options = model_rig_options(&r->model);
     options.chunk_max = CHUNK;
     options.batch_max = 1;
+    options.bf16 = g->bf16;
     model_rig_transformer(&r->model, &options, &cc);
     cc.tokens_max = g->prompt + STEPS;
     cc.select = KVF_SELECT_FULL;
@@ -174,12 +176,14 @@ static void compare(const char *from, const golden *g, const uint32_t *ids)
         rows[i] = relative(row_deviation(logits, exact_row, columns, g->stride));
         rows_of_hf[i] = relative(row_deviation(own_row, exact_row, columns, 1));
     }
+    check(kvf_transformer_check(r.model.transformer, NULL), NULL);
     const kvf_dtype dtype = r.model.model.dtype;
     if (g->said) /* so that the tolerance is that of the weights */
         assert_int_equal(dtype, KVF_FP32);
     print_message("%-12s %u threads: relative error %.1e (at most %.1e)\n", g->name, g->threads,
                   relative(whole), tolerance(dtype));
-    const bool rounds = kvf_runtime_device(r.model.runtime) == KVF_DEVICE_CUDA;
+    const bool rounds =
+        g->bf16 != KVF_LINEAR_BF16_OFF || kvf_runtime_device(r.model.runtime) == KVF_DEVICE_CUDA;
     judge_rows(dtype, rounds, rows, rows_of_hf, steps);
     sweep_tell(steps + 1, STEPS + 1);
     assert_true(relative(whole) <= tolerance(dtype));
@@ -307,7 +311,11 @@ int main(void)
     of_weights[0].instead = "";
     of_weights[1].said = "\"tie_word_embeddings\": false";
     of_weights[1].instead = "\"tie_word_embeddings\": true";
+    static golden wide = RANDOM("qwen2-bf16", 2);
     static golden recall = {.name = "recall", .prompt = 300, .stride = 16, .threads = 2};
+    static golden wide_recall;
+    wide_recall = recall;
+    wide.bf16 = wide_recall.bf16 = KVF_LINEAR_BF16_OFF;
     struct CMUnitTest tests[40] = {{0}};
     size_t count = 0;
     for (; count < sizeof random / sizeof random[0] - left_out; count++)
@@ -321,5 +329,13 @@ int main(void)
                                              .initial_state = &of_weights[i]};
     tests[count++] = (struct CMUnitTest){
         .name = "recall", .test_func = compare_recall, .initial_state = &recall};
+    if (on_host) {
+        tests[count++] = (struct CMUnitTest){.name = "qwen2-bf16, widened to fp32",
+                                             .test_func = compare_random,
+                                             .initial_state = &wide};
+        tests[count++] = (struct CMUnitTest){.name = "recall, widened to fp32",
+                                             .test_func = compare_recall,
+                                             .initial_state = &wide_recall};
+    }
     return _cmocka_run_group_tests("logits", tests, count, NULL, NULL);
 }

@@ -12,6 +12,7 @@
 #include "common/text.h"
 #include "json.h"
 #include "linear.h"
+#include "matmul.h"
 #include "output.h"
 
 #include <dlfcn.h>
@@ -41,7 +42,11 @@ static const char *find_llama_plugin(char *path, size_t capacity)
 static void describe_runner(cli_json *j)
 {
     cli_json_object(j, "runner");
-    cli_json_text(j, "matrix_kernels", kvf_linear_kernels_choose(KVF_ISA_ALL)->name);
+    char matmul[64];
+    kvf_matmul_describe(matmul, sizeof matmul);
+    cli_json_text(j, "matrix_products", matmul);
+    cli_json_bool(j, "bf16_in_hardware", kvf_matmul_bf16_native());
+    cli_json_text(j, "matrix_vector_kernels", kvf_linear_kernels_choose(KVF_ISA_ALL)->name);
     cli_json_text(j, "families", "Llama-3, Mistral and Ministral, Qwen2.5, Qwen3");
     char plugin[4096];
     cli_json_text(j, "llama_plugin", find_llama_plugin(plugin, sizeof plugin));

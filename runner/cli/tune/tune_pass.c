@@ -23,7 +23,7 @@ kvf_status cli_tune_run(const cli_tune *tune, kvf_prune *prune, const cli_tune_p
         (void)!kvf_stream_wait(tune->stream);
     kvf_transformer_forget(tune->transformer);
     kvf_sequence_destroy(sequence);
-    return status;
+    return status == KVF_OK ? kvf_transformer_check(tune->transformer, error) : status;
 }
 
 void cli_tune_config(const cli_tune *tune, const char *policy, kvf_prune_config *out)

@@ -4,13 +4,15 @@
  * Splits products into panels of outputs and runs each panel as a task.
  *
  * It knows panel sizes and which kernel is faster when; what a panel computes is in linear_simd.c,
- * wide_simd.c and strip_simd.c. Invariant: no two tasks write the same output, and
+ * wide_simd.c, strip_simd.c and matmul_dnnl.c. Invariant: no two tasks write the same output, and
  * scratch belongs to a task index, of which there are never more than compute threads.
  */
 
 #include "linear.h"
 #include "common/cpu_isa.h"
+#include "matmul.h"
 
+#include <stdatomic.h>
 #include <stdlib.h>
 
 /* A vector task reads about this much: long against the cost of handing out a task (microseconds),
@@ -26,12 +28,22 @@
 #define WIDE_ROWS       2u
 #define WIDE_ROWS_OTHER 3u
 
+/* For products in bf16: wide panels pack x less often. */
+#define MATRIX_PANEL_BYTES    (1024u * 1024u)
+#define MATRIX_PANEL_OUTPUTS  256u
+#define MATRIX_PANEL_MULTIPLE 16u
+
 struct kvf_linear_engine {
     kvf_runtime *runtime;
     kvf_linear_limits limits;
     const kvf_linear_kernels *kernels;
     uint32_t threads;
-    float *scratch; /* [threads, KVF_STRIP_FLOATS] */
+    size_t scratch_bytes; /* per task, multiple of 64 */
+    unsigned char *scratch;
+    /* Both NULL unless multiplying in bf16: x rounded, for the products of one launch. */
+    void *narrow_x;       /* [rows_max, inputs_max] bf16 */
+    kvf_matmul **matmuls; /* [threads] */
+    atomic_bool failed;
 };
 
 typedef struct linear_args {
@@ -77,6 +89,15 @@ const kvf_linear_kernels *kvf_linear_kernels_choose(uint32_t isa_mask)
 
 /* ---- the engine ---- */
 
+static uint32_t matrix_panel(uint32_t inputs)
+{
+    uint32_t outputs = MATRIX_PANEL_BYTES / (inputs * (uint32_t)sizeof(uint16_t));
+    outputs -= outputs % MATRIX_PANEL_MULTIPLE;
+    if (outputs < MATRIX_PANEL_MULTIPLE)
+        return MATRIX_PANEL_MULTIPLE;
+    return outputs > MATRIX_PANEL_OUTPUTS ? MATRIX_PANEL_OUTPUTS : outputs;
+}
+
 static uint32_t vector_panel(const kvf_linear *part, uint32_t rows)
 {
     const size_t by_bytes = VECTOR_PANEL_BYTES / kvf_linear_row_bytes(part);
@@ -88,9 +109,69 @@ static uint32_t vector_panel(const kvf_linear *part, uint32_t rows)
     return outputs > VECTOR_PANEL_OUTPUTS ? VECTOR_PANEL_OUTPUTS : (uint32_t)outputs;
 }
 
-uint64_t kvf_linear_engine_bytes(uint32_t threads)
+static bool multiplies_bf16(const kvf_linear_limits *limits)
 {
-    return (uint64_t)threads * KVF_STRIP_FLOATS * sizeof(float);
+    const uint32_t usable = kvf_cpu_has() & KVF_ISA_LIMIT & limits->isa_mask;
+    return limits->bf16 == KVF_LINEAR_BF16_AUTO && (usable & KVF_ISA_AVX512_BF16) &&
+           kvf_matmul_bf16_native();
+}
+
+static size_t round_up_64(size_t bytes)
+{
+    return (bytes + 63) / 64 * 64;
+}
+
+/* The scratch of a strip, or the largest panel of weights in bf16. */
+static size_t panel_bytes(const kvf_linear_limits *limits)
+{
+    const size_t strip = KVF_STRIP_FLOATS * sizeof(float);
+    if (!multiplies_bf16(limits))
+        return strip;
+    size_t widest = (size_t)MATRIX_PANEL_OUTPUTS * limits->inputs_max * sizeof(uint16_t);
+    size_t floor = (size_t)MATRIX_PANEL_MULTIPLE * limits->inputs_max * sizeof(uint16_t);
+    size_t cap = floor > MATRIX_PANEL_BYTES ? floor : MATRIX_PANEL_BYTES;
+    size_t panel = round_up_64(widest < cap ? widest : cap);
+    return panel > strip ? panel : strip;
+}
+
+/* A panel of weights, and after it a panel of outputs where bf16 products accumulate. */
+static size_t scratch_per_task(const kvf_linear_limits *limits)
+{
+    size_t product = (size_t)MATRIX_PANEL_OUTPUTS * limits->rows_max * sizeof(float);
+    return panel_bytes(limits) + (multiplies_bf16(limits) ? round_up_64(product) : 0);
+}
+
+static size_t narrow_bytes(const kvf_linear_limits *limits)
+{
+    const size_t numbers = (size_t)limits->rows_max * limits->inputs_max;
+    return multiplies_bf16(limits) ? numbers * sizeof(uint16_t) : 0;
+}
+
+uint64_t kvf_linear_engine_bytes(const kvf_linear_limits *limits, uint32_t threads)
+{
+    return (uint64_t)scratch_per_task(limits) * threads + narrow_bytes(limits);
+}
+
+static kvf_status engine_fill(kvf_linear_engine *engine, kvf_error *error)
+{
+    uint64_t bytes = kvf_linear_engine_bytes(&engine->limits, engine->threads);
+    size_t scratch = engine->scratch_bytes * engine->threads;
+    void *memory;
+    if (kvf_memory_alloc(engine->runtime, scratch, &memory) != KVF_OK)
+        return model_out_of_memory(error, bytes, "the scratch of the matrix products");
+    engine->scratch = memory;
+    const size_t narrow = narrow_bytes(&engine->limits);
+    if (narrow > 0 && kvf_memory_alloc(engine->runtime, narrow, &engine->narrow_x) != KVF_OK)
+        return model_out_of_memory(error, bytes, "the scratch of the matrix products");
+    if (!multiplies_bf16(&engine->limits))
+        return KVF_OK;
+    engine->matmuls = calloc(engine->threads, sizeof *engine->matmuls);
+    if (!engine->matmuls)
+        return model_out_of_memory(error, engine->threads, "oneDNN handles");
+    for (uint32_t i = 0; i < engine->threads; i++)
+        if (kvf_matmul_create(&engine->matmuls[i]) != KVF_OK)
+            return model_out_of_memory(error, sizeof(void *), "a oneDNN stream");
+    return KVF_OK;
 }
 
 kvf_status kvf_linear_engine_open(kvf_runtime *runtime, const kvf_linear_limits *limits,
@@ -107,13 +188,13 @@ kvf_status kvf_linear_engine_open(kvf_runtime *runtime, const kvf_linear_limits 
     engine->limits = *limits;
     engine->kernels = kvf_linear_kernels_choose(limits->isa_mask);
     engine->threads = kvf_runtime_threads(runtime);
-    const uint64_t bytes = kvf_linear_engine_bytes(engine->threads);
-    void *scratch;
-    if (kvf_memory_alloc(runtime, bytes, &scratch) != KVF_OK) {
-        free(engine);
-        return model_out_of_memory(error, bytes, "the scratch of the matrix products");
+    engine->scratch_bytes = scratch_per_task(limits);
+    atomic_init(&engine->failed, false);
+    kvf_status status = engine_fill(engine, error);
+    if (status != KVF_OK) {
+        kvf_linear_engine_close(engine);
+        return status;
     }
-    engine->scratch = scratch;
     *out = engine;
     return KVF_OK;
 }
@@ -122,16 +203,32 @@ void kvf_linear_engine_close(kvf_linear_engine *engine)
 {
     if (!engine)
         return;
+    for (uint32_t i = 0; engine->matmuls && i < engine->threads; i++)
+        kvf_matmul_destroy(engine->matmuls[i]);
+    free(engine->matmuls);
+    kvf_memory_free(engine->runtime, engine->narrow_x);
     kvf_memory_free(engine->runtime, engine->scratch);
     free(engine);
 }
 
+bool kvf_linear_engine_failed(const kvf_linear_engine *engine)
+{
+    return atomic_load(&engine->failed);
+}
+
 /* ---- panels ---- */
+
+static bool narrows(const linear_args *args, const kvf_linear *part)
+{
+    return args->engine->matmuls && part->dtype == KVF_BF16;
+}
 
 /* Outputs of a panel. */
 static uint32_t panel_size(const linear_args *args, const kvf_linear *part, bool vector)
 {
-    return vector ? vector_panel(part, args->call.rows) : args->engine->kernels->strip->outputs;
+    return vector                ? vector_panel(part, args->call.rows)
+           : narrows(args, part) ? matrix_panel(part->inputs)
+                                 : args->engine->kernels->strip->outputs;
 }
 
 /* Where a panel of the call lies. */
@@ -222,7 +319,42 @@ static void vector_task(const void *raw, uint32_t task)
         add_bias(&p, args->call.y + (size_t)row * args->y_stride + p.y_offset);
 }
 
-static void strip_multiply(const linear_args *args, const panel *p, uint32_t task)
+static void *panel_scratch(const linear_args *args, uint32_t task)
+{
+    return args->engine->scratch + args->engine->scratch_bytes * task;
+}
+
+static float *product_scratch(const linear_args *args, uint32_t task)
+{
+    const kvf_linear_engine *engine = args->engine;
+    return (float *)(void *)(engine->scratch + engine->scratch_bytes * task +
+                             panel_bytes(&engine->limits));
+}
+
+static bool panel_bf16(const linear_args *args, const panel *p, uint32_t task)
+{
+    const kvf_linear_call *call = &args->call;
+    kvf_linear_engine *engine = args->engine;
+    const uint32_t inputs = p->part->inputs;
+    const kvf_matmul_shape shape = {
+        .rows = call->rows,
+        .outputs = p->outputs,
+        .inputs = inputs,
+        .a_stride = inputs,
+        .b_stride = inputs,
+        .c_stride = call->accumulate ? p->outputs : args->y_stride,
+    };
+    float *y = call->y + p->y_offset, *product = call->accumulate ? product_scratch(args, task) : y;
+    if (!kvf_matmul_bf16(engine->matmuls[task], &shape, engine->narrow_x, (const void *)p->weight,
+                         product))
+        return false;
+    for (uint32_t row = 0; call->accumulate && row < call->rows; row++)
+        for (uint32_t i = 0; i < p->outputs; i++)
+            y[(size_t)row * args->y_stride + i] += product[(size_t)row * p->outputs + i];
+    return true;
+}
+
+static void panel_fp32(const linear_args *args, const panel *p, uint32_t task)
 {
     const kvf_linear_call *call = &args->call;
     const kvf_strip strip = {.linear = p->part,
@@ -233,8 +365,16 @@ static void strip_multiply(const linear_args *args, const panel *p, uint32_t tas
                              .y = call->y + p->y_offset,
                              .y_stride = args->y_stride,
                              .accumulate = call->accumulate,
-                             .scratch = args->engine->scratch + (size_t)task * KVF_STRIP_FLOATS};
+                             .scratch = panel_scratch(args, task)};
     args->engine->kernels->strip->multiply(&strip);
+}
+
+static bool panel_multiply(const linear_args *args, const panel *p, uint32_t task)
+{
+    if (narrows(args, p->part))
+        return panel_bf16(args, p, task);
+    panel_fp32(args, p, task);
+    return true;
 }
 
 /* One task is every tasks-th panel, so that scratch can belong to the task. */
@@ -243,10 +383,23 @@ static void matrix_task(const void *raw, uint32_t task)
     const linear_args *args = raw;
     for (uint32_t index = task; index < args->panel_count; index += args->tasks) {
         panel p = panel_find(args, index, false);
-        strip_multiply(args, &p, task);
+        if (!panel_multiply(args, &p, task)) {
+            atomic_store(&args->engine->failed, true);
+            return;
+        }
         for (uint32_t row = 0; row < args->call.rows; row++)
             add_bias(&p, args->call.y + (size_t)row * args->y_stride + p.y_offset);
     }
+}
+
+/* One task is one row. */
+static void narrow_task(const void *raw, uint32_t row)
+{
+    const linear_args *args = raw;
+    size_t inputs = args->call.parts[0]->inputs;
+    const float *x = args->call.x + row * inputs;
+    uint16_t *to = (uint16_t *)args->engine->narrow_x + row * inputs;
+    args->engine->kernels->round(x, inputs, to);
 }
 
 /* ---- enqueueing ---- */
@@ -271,15 +424,19 @@ kvf_status kvf_linear_enqueue(kvf_linear_engine *engine, const kvf_linear_call *
     KVF_TRY(call_check(engine, call));
     const bool vector = call->separate || call->rows <= KVF_LINEAR_VECTOR_ROWS_MAX;
     linear_args args = {.engine = engine, .call = *call};
+    bool narrow = false;
     for (uint32_t i = 0; i < call->part_count; i++) {
         const kvf_linear *part = call->parts[i];
         uint32_t size = panel_size(&args, part, vector);
         args.panels[i] = (part->outputs + size - 1) / size;
         args.y_stride += part->outputs;
         args.panel_count += args.panels[i];
+        narrow = narrow || narrows(&args, part);
     }
     if (vector)
         return kvf_stream_launch(stream, vector_task, &args, sizeof args, args.panel_count);
+    if (narrow)
+        KVF_TRY(kvf_stream_launch(stream, narrow_task, &args, sizeof args, call->rows));
     args.tasks = kvf_min_u32(args.panel_count, engine->threads);
     return kvf_stream_launch(stream, matrix_task, &args, sizeof args, args.tasks);
 }

@@ -8,7 +8,8 @@
  *
  * A row of x goes through a matrix-vector kernel of the runner, which reads W once at memory speed;
  * a few rows, or the rows of a step, through one that gives each of them the same bits. Many rows
- * go through a kernel for strips of outputs. It knows streams and shapes, not layers.
+ * go through a kernel for strips of outputs in fp32, or panel by panel through oneDNN in bf16 where
+ * that is faster, which rounds by their number. It knows streams and shapes, not layers.
  * Invariant: every bit of a product follows from the shapes alone, never from the number of
  * threads.
  */
@@ -106,19 +107,30 @@ const kvf_linear_kernels *kvf_linear_kernels_choose(uint32_t isa_mask);
 
 typedef struct kvf_linear_engine kvf_linear_engine;
 
+/** Whether x may be rounded to bf16 where weights are bf16 and rows many. Otherwise all is widened
+ * to fp32. */
+typedef enum kvf_linear_bf16 {
+    KVF_LINEAR_BF16_AUTO, /**< where it is faster */
+    KVF_LINEAR_BF16_OFF,
+} kvf_linear_bf16;
+
 typedef struct kvf_linear_limits {
     uint32_t rows_max;
     uint32_t inputs_max;
     uint32_t isa_mask; /**< of kvf_isa */
+    kvf_linear_bf16 bf16;
 } kvf_linear_limits;
 
 /** Bytes that an engine reserves on a runtime with @p threads compute threads. */
-uint64_t kvf_linear_engine_bytes(uint32_t threads);
+uint64_t kvf_linear_engine_bytes(const kvf_linear_limits *limits, uint32_t threads);
 
 KVF_CHECKED kvf_status kvf_linear_engine_open(kvf_runtime *runtime, const kvf_linear_limits *limits,
                                               kvf_linear_engine **out, kvf_error *error);
 /** Wait for the streams first. */
 void kvf_linear_engine_close(kvf_linear_engine *engine);
+
+/** Whether a product failed because memory ran out. Ask after kvf_stream_wait. */
+bool kvf_linear_engine_failed(const kvf_linear_engine *engine);
 
 /**
  * Enqueue a product.
@@ -126,7 +138,7 @@ void kvf_linear_engine_close(kvf_linear_engine *engine);
  * @return KVF_OK; KVF_INVALID for a shape outside the engine's limits; what kvf_stream_launch says
  *
  * Stream: enqueues; does not wait. Products of one engine must be on one stream: they share
- * scratch. Memory: allocates nothing.
+ * scratch. Memory: allocates nothing itself; oneDNN may where rows > KVF_LINEAR_VECTOR_ROWS_MAX.
  */
 KVF_CHECKED kvf_status kvf_linear_enqueue(kvf_linear_engine *engine, const kvf_linear_call *call,
                                           kvf_stream *stream);

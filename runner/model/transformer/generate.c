@@ -18,6 +18,8 @@ kvf_status kvf_session_finish(const kvf_session *session, kvf_status enqueued, k
 {
     kvf_status waited = kvf_stream_wait(session->stream);
     kvf_status status = enqueued != KVF_OK ? enqueued : waited;
+    if (status == KVF_OK)
+        return kvf_transformer_check(session->transformer, error);
     return kvf_library_told(session->runtime, status, error);
 }
 

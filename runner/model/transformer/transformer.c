@@ -217,3 +217,8 @@ const float *kvf_transformer_logits(const kvf_transformer *t, uint32_t row)
     assert(row < t->options.batch_max);
     return t->ops->logits_row(t, row);
 }
+
+kvf_status kvf_transformer_check(const kvf_transformer *t, kvf_error *error)
+{
+    return t->ops->check ? t->ops->check(t, error) : KVF_OK;
+}

@@ -39,6 +39,7 @@ typedef struct kvf_transformer_options {
     uint32_t device_ordinal;       /**< of the runtime's GPU, which becomes the caller's current */
     bool
         starts_late; /**< the runtime's early_starts is 0: kernels here do not start early either */
+    kvf_linear_bf16 bf16;
 } kvf_transformer_options;
 
 /** Bytes reserved at open, weights not included. The runtime matters by its device alone;
@@ -218,6 +219,9 @@ KVF_CHECKED kvf_status kvf_transformer_observe(kvf_transformer *transformer, kvf
 /** Logits [vocab_size] of row @p row of the last decode, or row 0 of a prefill that wanted them,
  * after the stream was waited for. */
 const float *kvf_transformer_logits(const kvf_transformer *transformer, uint32_t row);
+
+/** KVF_OUT_OF_MEMORY if a matrix product found none since open, else KVF_OK. */
+KVF_CHECKED kvf_status kvf_transformer_check(const kvf_transformer *transformer, kvf_error *error);
 
 /** Bytes of weights that a decode step of one row reads, the LM head included. */
 uint64_t kvf_transformer_weight_bytes(const kvf_transformer *transformer);

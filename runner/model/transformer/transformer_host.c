@@ -219,6 +219,14 @@ static const float *host_logits_row(const kvf_transformer *t, uint32_t row)
     return t->buffers.logits + (size_t)row * t->model.vocab_size;
 }
 
+static kvf_status host_check(const kvf_transformer *t, kvf_error *error)
+{
+    if (!kvf_linear_engine_failed(host_of(t)->engine))
+        return KVF_OK;
+    return model_fail(error, KVF_OUT_OF_MEMORY,
+                      "oneDNN found no memory for a matrix product; use fewer threads");
+}
+
 /* ---- open and close ---- */
 
 /* Lay the buffers out from @p base on, which may be NULL. @return bytes */
@@ -247,6 +255,7 @@ static kvf_linear_limits linear_limits(const kvf_transformer_options *options)
         .rows_max = transformer_rows(options),
         .inputs_max = widest,
         .isa_mask = KVF_ISA_ALL,
+        .bf16 = options->bf16,
     };
 }
 
@@ -254,7 +263,8 @@ static uint64_t host_bytes(const kvf_transformer_options *options, uint32_t thre
 {
     transformer_buffers unused;
     host_part part;
-    return lay_out(options, NULL, &unused, &part) + kvf_linear_engine_bytes(threads);
+    kvf_linear_limits limits = linear_limits(options);
+    return lay_out(options, NULL, &unused, &part) + kvf_linear_engine_bytes(&limits, threads);
 }
 
 static kvf_status host_open(kvf_transformer *t, kvf_error *error)
@@ -294,6 +304,7 @@ const transformer_ops transformer_host_ops = {
     .read_hidden = host_read_hidden,
     .logits = host_logits,
     .logits_row = host_logits_row,
+    .check = host_check,
     .open = host_open,
     .close = host_close,
     .bytes = host_bytes,

@@ -45,6 +45,8 @@ struct transformer_ops {
     kvf_status (*logits)(const transformer_step *s);
     /* Logits of a row, readable by the host after a wait. */
     const float *(*logits_row)(const kvf_transformer *t, uint32_t row);
+    /* Whether all products since open were done; NULL = they were. */
+    kvf_status (*check)(const kvf_transformer *t, kvf_error *error);
     /* After weights are bound: what else the device needs. */
     kvf_status (*open)(kvf_transformer *t, kvf_error *error);
     void (*close)(kvf_transformer *t);
