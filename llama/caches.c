@@ -159,7 +159,7 @@ static kvl_cache *cache_of(kvl_buffer *b, const kvl_shape *shape)
         c = c->next;
     if (c || !(c = malloc(sizeof *c)))
         return c;
-    *c = (kvl_cache){.next = b->caches, .in = b, .shape = *shape, .refused = KVL_SERVED};
+    *c = (kvl_cache){.next = b->caches, .shape = *shape, .refused = KVL_SERVED};
     return b->caches = c;
 }
 

@@ -11,52 +11,24 @@
 #include "ggml_abi.h"
 
 #include <dlfcn.h>
-#include <link.h>
 #include <stdio.h>
 #include <string.h>
 
 /* Fewer than any version has, after FLASH_ATTN_EXT; bytes of a text. */
 enum { OPERATIONS_LOOKED_AT = 90, WHY = 160 };
 
-/* The first object of the process that is named after ggml or llama and has the function. */
-typedef struct search {
-    const char *name;
-    void *found;
-} search;
-
-static int look_into(struct dl_phdr_info *object, size_t size, void *user)
-{
-    (void)size;
-    search *s = user;
-    const char *slash = strrchr(object->dlpi_name, '/');
-    const char *file = slash ? slash + 1 : object->dlpi_name;
-    if (!strstr(file, "ggml") && !strstr(file, "llama"))
-        return 0;
-    void *handle = dlopen(object->dlpi_name, RTLD_LAZY | RTLD_NOLOAD);
-    if (!handle)
-        return 0;
-    s->found = dlsym(handle, s->name);
-    dlclose(handle);
-    return s->found != NULL;
-}
-
-void *gg_find(const void *inside, const char *name)
+/* A function of ggml: from the library that asked, so that two copies of ggml do not mix. */
+static void *find(const void *inside, const char *name)
 {
     Dl_info object;
     void *found = NULL, *handle = NULL;
-    if (inside && dladdr(inside, &object) && object.dli_fname)
+    if (dladdr(inside, &object) && object.dli_fname)
         handle = dlopen(object.dli_fname, RTLD_LAZY | RTLD_NOLOAD);
     if (handle) {
         found = dlsym(handle, name);
         dlclose(handle);
     }
-    if (!found)
-        found = dlsym(RTLD_DEFAULT, name);
-    /* Bindings of other languages load it without giving its names to others. */
-    search s = {.name = name, .found = found};
-    if (!found)
-        dl_iterate_phdr(look_into, &s);
-    return s.found;
+    return found ? found : dlsym(RTLD_DEFAULT, name);
 }
 
 static bool find_functions(gg_api *api, const void *inside, char *why)
@@ -68,7 +40,7 @@ static bool find_functions(gg_api *api, const void *inside, char *why)
     } rows[] = {GG_FUNCTIONS(ROW)};
 #undef ROW
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        void *found = gg_find(inside, rows[i].name);
+        void *found = find(inside, rows[i].name);
         if (!found) {
             snprintf(why, WHY, "this ggml has no function %s", rows[i].name);
             return false;
@@ -76,7 +48,7 @@ static bool find_functions(gg_api *api, const void *inside, char *why)
         memcpy((char *)api + rows[i].at, &found, sizeof found);
     }
     const char *(*version)(void) = NULL;
-    void *found = gg_find(inside, "ggml_version");
+    void *found = find(inside, "ggml_version");
     memcpy(&version, &found, sizeof found);
     snprintf(api->version, sizeof api->version, "%s", version ? version() : "unknown");
     return true;

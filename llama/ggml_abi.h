@@ -209,15 +209,11 @@ typedef struct gg_api {
 /**
  * Find ggml's functions and prove its structs.
  *
- * @param inside  an address in the code of the ggml that asks, or NULL: any in the process
+ * @param inside  an address in the code of the ggml that asks
  * @param why     receives what is unknown, at least 160 bytes
  * @return whether everything is as it is declared here
  */
 bool gg_open(gg_api *api, const void *inside, char *why);
-
-/** A function of ggml by its full name, from where @p inside is, or from anywhere in the process;
- * NULL if there is none. */
-void *gg_find(const void *inside, const char *name);
 
 /** An operation that moves nothing: a view and its like. */
 static inline bool gg_is_view(const gg_api *api, const gg_tensor *t)

@@ -4,8 +4,8 @@
  * How the plug-in gets into llama.cpp, and the functions that it exports.
  *
  * ggml calls ggml_backend_init where it loads backends (GGML_BACKEND_PATH). Where it does not, a
- * constructor under LD_PRELOAD, or kvferry_llama_load, asks ggml to load this library. Nothing here
- * ends a process: what is not understood is said in a line, and llama.cpp runs on.
+ * constructor under LD_PRELOAD, or an import of kvferry.llama, asks ggml to load this library.
+ * Nothing here ends a process: what is not understood is said in a line, and llama.cpp runs on.
  */
 
 #include <dlfcn.h>
@@ -20,7 +20,6 @@
 EXPORTED gg_registry *ggml_backend_init(void);
 EXPORTED const char *kvferry_llama_plan(const char *settings, const uint32_t *shape,
                                         uint64_t *bytes);
-EXPORTED int kvferry_llama_load(void);
 
 /* A library for tests sees no writes. */
 #ifndef KVL_UNCOUNTED
@@ -124,27 +123,6 @@ const char *kvferry_llama_plan(const char *text, const uint32_t *shape, uint64_t
     return NULL;
 }
 
-/* Ask the ggml of this process to load us. */
-static int ask_ggml(void *load_function)
-{
-    gg_registry *(*backend_load)(const char *path);
-    memcpy(&backend_load, &load_function, sizeof backend_load);
-    const char *path = own_path();
-    return path && backend_load(path) != NULL;
-}
-
-int kvferry_llama_load(void)
-{
-    void *function = gg_find(NULL, "ggml_backend_load");
-    if (the_plugin.is_loaded)
-        return 0;
-    if (!function) {
-        refuse("there is no ggml with shared libraries in this process");
-        return 1;
-    }
-    return !ask_ggml(function);
-}
-
 /* Under LD_PRELOAD. A process that has ggml loads us, and so do those that it starts, if they have
  * it, too, as a router of llama-server does. Tools that it starts get what the launcher found in
  * LD_PRELOAD; a script that will become llama.cpp does nothing. */
@@ -154,8 +132,10 @@ __attribute__((constructor)) static void preloaded(void)
     const char *path = own_path(), *list = getenv("LD_PRELOAD"), *before = getenv(mark);
     if (!path || !list || !strstr(list, basename(path)))
         return;
-    void *function = dlsym(RTLD_DEFAULT, "ggml_backend_load");
-    if (!function) {
+    gg_registry *(*load_from)(const char *) = NULL, *(*by_name)(const char *) = NULL;
+    void *found = dlsym(RTLD_DEFAULT, "ggml_backend_load");
+    memcpy(&load_from, &found, sizeof found);
+    if (!load_from) {
         if (before)
             setenv("LD_PRELOAD", before, 1);
         return;
@@ -163,11 +143,10 @@ __attribute__((constructor)) static void preloaded(void)
     before = getenv("KVFERRY_LLAMA_BEFORE");
     if (before)
         setenv(mark, before, 1);
-    gg_registry *(*by_name)(const char *) = NULL;
-    void *found = dlsym(RTLD_DEFAULT, "ggml_backend_reg_by_name");
+    found = dlsym(RTLD_DEFAULT, "ggml_backend_reg_by_name");
     memcpy(&by_name, &found, sizeof found);
     if (by_name && by_name("CPU"))
-        ask_ggml(function);
+        load_from(path);
     else /* this build loads its backends later, and this one with them */
         setenv("GGML_BACKEND_PATH", path, 0);
 }

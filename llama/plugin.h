@@ -75,7 +75,6 @@ typedef struct kvl_shape {
 /** Layers of one shape in a buffer: a kvf_blocks beside llama.cpp's tensors. */
 struct kvl_cache {
     kvl_cache *next;
-    struct kvl_buffer *in;
     kvl_shape shape;
     uint32_t layers;
     kvl_reason refused; /* KVL_SERVED as long as it is not */

@@ -12,13 +12,17 @@ standard error says why.
 import ctypes
 import re
 import sys
+from typing import Optional
 
-from ._llama import SETTINGS, Refused, check_settings, plugin, plugin_path
+from ._llama import SETTINGS, Refused, check_settings, plugin_path
 
 
-def _has_ggml() -> bool:
+def _ggml() -> Optional[ctypes.CDLL]:
+    """The library of this process that has ggml's functions; bindings may have loaded it for themselves alone."""
     with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
-        return bool(re.search("/libggml(?!-kvferry)", maps.read()))
+        paths = set(re.findall(r"(/.*(?:ggml|llama)[^/]*\.so[.\d]*)$", maps.read(), re.M))
+    found = [library for library in map(ctypes.CDLL, sorted(paths)) if hasattr(library, "ggml_backend_load")]
+    return found[0] if found else None
 
 
 def load() -> bool:
@@ -26,14 +30,18 @@ def load() -> bool:
     import os
     try:
         check_settings(os.environ.get(SETTINGS, ""))
-        if not _has_ggml():
+        ggml = _ggml()
+        if not ggml:
             try:
                 import llama_cpp # pylint: disable=unused-import
             except ImportError as error:
                 raise Refused("no llama.cpp is in this process, and llama_cpp cannot be imported: %s" % error) from error
-        library = plugin()
-        library.kvferry_llama_load.restype = ctypes.c_int
-        return library.kvferry_llama_load() == 0
+            ggml = _ggml()
+        if not ggml:
+            raise Refused("there is no ggml with shared libraries in this process")
+        for function in (ggml.ggml_backend_reg_by_name, ggml.ggml_backend_load):
+            function.restype = ctypes.c_void_p
+        return bool(ggml.ggml_backend_reg_by_name(b"kvferry") or ggml.ggml_backend_load(os.fsencode(plugin_path())))
     except Refused as error:
         print("kvferry: not loaded: %s" % error, file=sys.stderr)
         return False

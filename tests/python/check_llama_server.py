@@ -119,6 +119,28 @@ def logprob(answer):
     return first["logprob"], first["token"]
 
 
+# Libraries that a binding loaded for itself alone, and the plug-in in them, once.
+IMPORT = """
+import ctypes, os, sys
+for name in ("libggml-base.so", "libggml-cpu.so", "libggml.so", "libllama.so"):
+    ctypes.CDLL(os.path.join(sys.argv[1], name))
+import kvferry.llama
+print(kvferry.llama.loaded, kvferry.llama.load())
+"""
+
+
+class Imported(unittest.TestCase):
+    """A process of Python with llama.cpp in it."""
+
+    def test_import(self):
+        """The import finds its ggml; a second call loads nothing."""
+        done = subprocess.run([sys.executable, "-c", IMPORT, llama_case.NATIVE], stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE, text=True, timeout=120, check=False,
+                              env=dict(llama_case.environment(), KVFERRY_LLAMA_PLUGIN=llama_case.PLUGIN))
+        self.assertEqual(done.stdout, "True True\n", done.stderr)
+        self.assertEqual(done.stderr.count("kvferry: loaded into llama.cpp"), 1, done.stderr)
+
+
 class Served(unittest.TestCase):
     """Servers, one at a time."""
 
