@@ -189,7 +189,7 @@ static inline const char *kvf_streaming_name(const kvf_cache_config *c)
 /* Kinds of KV heads, as kvf_cache_config.head_mask has them. */
 enum { KVF_HEAD_STREAMING, KVF_HEAD_HOT, KVF_HEAD_COARSE };
 
-/* Head `head` of a layer's KV group scores means first. */
+/* Head `head` of a layer's KV group scores centroids first. */
 static inline bool kvf_is_coarse(const kvf_cache *cache, uint32_t layer, uint32_t head)
 {
     const kvf_cache_config *c = &cache->config;
