@@ -141,6 +141,11 @@ static bool write_tensor(FILE *file, const tensor_plan *t, kvf_dtype dtype)
     return true;
 }
 
+static const char *dtype_name(kvf_dtype dtype)
+{
+    return dtype == KVF_FP32 ? "F32" : dtype == KVF_FP16 ? "F16" : "BF16";
+}
+
 static bool write_header(FILE *file, const model_plan *plan)
 {
     size_t capacity = plan->count * 256 + 64, size = 1;
@@ -158,7 +163,7 @@ static bool write_header(FILE *file, const model_plan *plan)
         size += (size_t)snprintf(
             text + size, capacity - size,
             "%s\"%s\":{\"dtype\":\"%s\",\"shape\":[%llu%s],\"data_offsets\":[%llu,%llu]}",
-            i ? "," : "", t->name, kvf_weights_dtype_name(plan->dtype),
+            i ? "," : "", t->name, dtype_name(plan->dtype),
             (unsigned long long)t->shape[0], columns, (unsigned long long)offset,
             (unsigned long long)end);
         offset = end;

@@ -17,11 +17,6 @@
 
 #define THREADS_MAX 64u
 
-const char *kvf_weights_dtype_name(kvf_dtype dtype)
-{
-    return dtype == KVF_FP32 ? "F32" : dtype == KVF_FP16 ? "F16" : "BF16";
-}
-
 /* ---- for the readers ---- */
 
 kvf_status weights_reserve(kvf_weights *weights, size_t more, kvf_error *error)

@@ -90,7 +90,4 @@ KVF_CHECKED kvf_status kvf_weights_find(const kvf_weights *weights, const char *
                                         const uint64_t *shape, const kvf_tensor **out,
                                         kvf_error *error);
 
-/** "BF16", "F16" or "F32". */
-const char *kvf_weights_dtype_name(kvf_dtype dtype);
-
 #endif
