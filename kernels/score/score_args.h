@@ -391,8 +391,8 @@ KVF_INLINE uint16_t *kvf_row_centroid_scale(const kvf_paging *p, const kvf_row *
  */
 #define KVF_CENTROIDS_PER_TASK 512u
 
-/* Centroids under a block table of the caller: those of each coarse head of a layer lie together, by
- * the physical block that their segment begins in. */
+/* Centroids under a block table of the caller: those of each coarse head of a layer lie together,
+ * by the physical block that their segment begins in. */
 typedef struct kvf_physical_centroids {
     const int8_t *centroids; /* [coarse heads, segments, head_dim] */
     const uint16_t *scales;  /* [coarse heads, segments] */

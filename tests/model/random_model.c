@@ -163,9 +163,8 @@ static bool write_header(FILE *file, const model_plan *plan)
         size += (size_t)snprintf(
             text + size, capacity - size,
             "%s\"%s\":{\"dtype\":\"%s\",\"shape\":[%llu%s],\"data_offsets\":[%llu,%llu]}",
-            i ? "," : "", t->name, dtype_name(plan->dtype),
-            (unsigned long long)t->shape[0], columns, (unsigned long long)offset,
-            (unsigned long long)end);
+            i ? "," : "", t->name, dtype_name(plan->dtype), (unsigned long long)t->shape[0],
+            columns, (unsigned long long)offset, (unsigned long long)end);
         offset = end;
     }
     text[size++] = '}';
