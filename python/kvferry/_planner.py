@@ -157,14 +157,18 @@ def budget_of(runtime: Runtime, shape: dict, tokens: int, block_tokens: int) -> 
     return Budget(window, max(0, budget - window), (many - few) / 1000 / block_tokens)
 
 
+def shape_of(model: Model, settings: dict) -> dict:
+    """Settings of a cache for a model, without its memory."""
+    return dict(dtype="bf16" if model.element == 2 else "fp32", layers=model.layers, query_heads=model.query_heads,
+                kv_heads=model.kv_heads, head_dim=model.head_dim, value_dim=model.value_dim or model.head_dim, **settings)
+
+
 def plan(runtime: Runtime, model: Model, load: Load, settings: dict) -> Plan:
     """Plan a load; OutOfMemory says what to change where one request does not.
 
     settings   of the cache, as `kvferry.Cache` takes them, without memory
     """
-    shape = dict(dtype="bf16" if model.element == 2 else "fp32", layers=model.layers, query_heads=model.query_heads,
-                 kv_heads=model.kv_heads, head_dim=model.head_dim, value_dim=model.value_dim or model.head_dim,
-                 **{"transfer": "auto" if load.left is None else "mapped", **settings})
+    shape = shape_of(model, {"transfer": "auto" if load.left is None else "mapped", **settings})
     groups = groups_of(model, _sized(runtime, shape, 2, 1, 32, load.block_tokens).code_bytes, load.block_tokens)
 
     def sized(blocks: int, regions: int, tokens: int, device_bytes: Any = 0) -> BlocksPlan:

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * `kvferry plan --vllm MODEL ...` and `kvferry plan --llama MODEL ...`: calculators of the Python
+ * `kvferry plan --vllm MODEL ...`, `--llama MODEL ...` and `--cards`: calculators of the Python
  * package, which know what an engine takes beside kvferry.
  *
  * Knows no memory. Invariant: options are the calculator's, all of them and as they were given.
@@ -35,6 +35,7 @@ static const struct {
 } calculators[] = {
     {"--vllm", RUN_MODULE("kvferry.vllm", "[]")},
     {"--llama", RUN_MODULE("kvferry._llama", "['--plan']")},
+    {"--cards", RUN_MODULE("kvferry._cards", "[]")},
 };
 enum { CALCULATORS = sizeof calculators / sizeof *calculators };
 
@@ -43,11 +44,12 @@ static void print_help(FILE *file)
     fputs(
         "usage: kvferry plan --vllm MODEL --gpu 80GiB --host 512GiB [OPTION...]\n"
         "       kvferry plan --llama MODEL.gguf --host 64GiB [OPTION...]\n"
+        "       kvferry plan --cards [NAME=VALUE...]\n"
         "\n"
         "  How many requests of how many tokens a vLLM with kvferry has room for, or what a model\n"
-        "  takes in a llama.cpp with it, before anything is loaded. Both are of kvferry's Python\n"
-        "  package, which has the options: kvferry plan --vllm --help, kvferry plan --llama "
-        "--help.\n",
+        "  takes in a llama.cpp with it, before anything is loaded; or which context three models\n"
+        "  have on cards of 8 to 141 GB. All are of kvferry's Python package, which has the\n"
+        "  options: kvferry plan --vllm --help, kvferry plan --llama --help.\n",
         file);
 }
 
