@@ -23,7 +23,7 @@ from . import heads as _heads
 from . import options as _options
 from .calls import follow
 from .progress import Progress
-from .memory import Asked, Card, Sums, blocks_that_fit, divide_own, warning
+from .memory import Asked, Card, Sums, blocks_that_fit, divide_own, shown, warning
 from .metrics import Written, values_of
 from .refusals import refuse, without_cuda
 from .upstream import IS_CPU, Engine, number_of_layer
@@ -132,8 +132,8 @@ class Pool:
         count, limit, tokens = self.engine.blocks, self.options.host_memory, self.engine.tokens
         need = self._sums.host(count, tokens)
         if limit is not None and need > limit:
-            raise OutOfMemory("num_gpu_blocks_override = %d: so many blocks take %d bytes of host_memory, "
-                              "and there are %d; lower it, or give more" % (count, need, limit))
+            raise OutOfMemory("num_gpu_blocks_override = %d: so many blocks take %s of host_memory, "
+                              "which is %s; lower it, or give more" % (count, shown(need), shown(limit)))
         if self.runtime.on_cuda:
             asked = self._sums.asked._replace(left=_left(
                 self.engine, torch.cuda.max_memory_allocated(), _graphs(self.engine)))
