@@ -101,8 +101,8 @@ static inline bool kvf_machine_is_wsl(const char *osrelease)
     return is_read && (strstr(text, "microsoft") || strstr(text, "Microsoft"));
 }
 
-/* What the drivers of a machine pin at most, about: half of the memory of WSL2. UINT64_MAX: no such
- * limit is known, and what is refused is known only then. */
+/* Bytes that drivers of a machine pin at most, about: half of the memory of WSL2. UINT64_MAX: no
+ * such limit is known before the driver refuses. */
 static inline uint64_t kvf_machine_pin_budget(const char *osrelease, const char *proc_meminfo)
 {
     return kvf_machine_is_wsl(osrelease)

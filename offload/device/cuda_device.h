@@ -131,7 +131,7 @@ static inline kvf_cuda_device *kvf_cuda_device_of(kvf_stream *stream)
 
 /* ---- errors: cuda_error.c ---- */
 
-/* What a thread had set before a call of this library. */
+/* The settings of a thread before a call of this library. */
 typedef struct kvf_cuda_caller {
     int device;
     bool is_relaxed; /* captures of other threads forbid it nothing now; before, `mode` said */

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What of three models fits cards of 8 to 141 GB: the table of docs/gpu.md.
+"""How much context three models have on cards of 8 to 141 GB: the table of docs/gpu.md.
 
     python -m kvferry._cards [NAME=VALUE ...]
 

@@ -44,7 +44,7 @@ static void same_on_the_default_stream(void **state)
     close_clean(&st);
 }
 
-/* What has no place there says so, and the runtime goes on. */
+/* They say that they have no place there, and the runtime goes on. */
 static void recordings_are_refused_on_the_default_stream(void **state)
 {
     float out[OUT_FLOATS] = {0};
