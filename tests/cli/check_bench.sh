@@ -114,15 +114,10 @@ else
 fi
 # Some CPUs alone.
 cpu=$(python3 -c 'import os; print(min(os.sched_getaffinity(0)))')
-"$kvferry" bench link back --device "$device" --cpus "$cpu" --threads 2 --repetitions 1 --pages 1 -o json \
-    >"$work/out" 2>"$work/err" || fail "--cpus: $(cat "$work/err")"
+taskset -c "$cpu" "$kvferry" bench link back --device "$device" --threads 2 --repetitions 1 --pages 1 -o json \
+    >"$work/out" 2>"$work/err" || fail "one CPU: $(cat "$work/err")"
 python3 -c 'import json, sys; j = json.load(open(sys.argv[1])); assert j["cpus"] == 1 and j["threads"] == 2, j' \
-    "$work/out" || fail "--cpus: the facts"
-for list in x 3- 1-0 99999 ''; do
-    "$kvferry" bench link back --device "$device" --cpus "$list" >"$work/out" 2>"$work/err" && fail "--cpus '$list'"
-    grep -q -e "--cpus" "$work/err" || fail "--cpus '$list': $(cat "$work/err")"
-done
-
+    "$work/out" || fail "one CPU: the facts"
 # What does not depend on the device is looked at on the host device alone.
 if [ "$device" != host ]; then
     echo "# left out: 6 of 9"

@@ -107,7 +107,6 @@ typedef struct link_options {
     bool all, list;
     bench_results results;
     const char *samples;
-    const char *cpus; /* list; NULL = all that the process has */
     uint32_t gap_us;
     kvf_link_case base;
     kvf_runtime_config runtime;
@@ -163,9 +162,5 @@ typedef struct bench_machine {
 } bench_machine;
 
 void bench_machine_read(bench_machine *machine);
-
-/** From now on this process and its threads run on these CPUs alone, "0-3,8"; NULL = as it is.
-    @return false after a message naming the option */
-bool bench_machine_pin(const char *list);
 
 #endif

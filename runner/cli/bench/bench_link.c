@@ -366,7 +366,7 @@ static bool open_run(link_run *run)
     const link_options *o = &run->options;
     bench_sweep *s = &run->sweep;
     char header[] = "suite,row,repetition,ns\n";
-    if (!bench_machine_pin(o->cpus) || !bench_open(s, &o->results, &o->runtime) ||
+    if (!bench_open(s, &o->results, &o->runtime) ||
         !bench_opened(s, kvf_link_open(s->runtime, &run->link), ""))
         return false;
     const uint64_t cases = count_cases(run);

@@ -126,8 +126,6 @@ static const cli_option rows[] = {
             .meaning = "print the suites with their cases and stop"}},
     {.is = {"samples", KVF_SETTING_TEXT, FIELD(samples),
             .meaning = "write the time of every repetition, one line each"}},
-    {.is = {"cpus", KVF_SETTING_TEXT, FIELD(cpus),
-            .meaning = "run on these CPUs alone, a list such as 0-3,8"}},
 };
 
 static bool choose_suite(const char *name, void *options)
@@ -190,10 +188,9 @@ int link_options_parse(int argc, char **argv, cli_command *c, link_options *o)
                                         .spellings = of_case});
     cli_add(c, rows, 1, 0);
     cli_heading(c, "Results:");
-    cli_add(c, rows + 1, sizeof rows / sizeof *rows - 2, 0);
+    cli_add(c, rows + 1, sizeof rows / sizeof *rows - 1, 0);
     bench_add_results(c, offsetof(link_options, results));
     cli_heading(c, "Machine:");
-    cli_add(c, rows + sizeof rows / sizeof *rows - 1, 1, 0);
     cli_add_settings(c, &(cli_settings){.at = kvf_runtime_setting,
                                         .base = offsetof(link_options, runtime),
                                         .spellings = of_runtime,

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * `kvferry cache ls|verify|rm DIR`.
+ * `kvferry cache ls|verify DIR`.
  *
- * It knows folders and what kvf_saved_read says of a file. Invariant: only files that are saved
- * sequences, damaged ones included, or what a save left behind are ever removed.
+ * It knows folders and what kvf_saved_read says of a file. Invariant: nothing is changed.
  */
 
 #include "commands.h"
@@ -14,7 +13,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <kvferry/save.h>
 
@@ -22,22 +20,17 @@
 #include "options.h"
 #include "output.h"
 
-#define NAMES_MAX 256u
-
 typedef enum file_kind { FILE_OTHER, FILE_SAVED, FILE_DAMAGED, FILE_UNFINISHED } file_kind;
 
 typedef struct cache_options {
     const char *folder;
-    const char *names[NAMES_MAX]; /* [name_count] */
-    uint32_t name_count;
-    bool all, unfinished, is_rm;
 } cache_options;
 
 typedef struct cache_scan {
     const cache_options *options;
     kvf_runtime *runtime;
     cli_table table;
-    uint32_t found, damaged, removed;
+    uint32_t found, damaged;
     bool failed;
 } cache_scan;
 
@@ -120,23 +113,6 @@ static void list_file(cache_scan *scan, const char *name, file_kind kind, const 
     cli_cell_text(&row[CACHE_MODEL], saved->model);
 }
 
-static void remove_file(cache_scan *scan, const char *path, const char *name, file_kind kind)
-{
-    const cache_options *o = scan->options;
-    bool is_meant = o->all || (o->unfinished && kind == FILE_UNFINISHED);
-    for (uint32_t i = 0; i < o->name_count; i++)
-        is_meant = is_meant || strcmp(o->names[i], name) == 0;
-    if (!is_meant)
-        return;
-    if (unlink(path) != 0) {
-        fprintf(stderr, "kvferry: %s: %s\n", path, kvf_errno_text(errno));
-        scan->failed = true;
-        return;
-    }
-    scan->removed++;
-    printf("%s removed\n", name);
-}
-
 /* ---- a folder ---- */
 
 typedef void (*file_fn)(cache_scan *scan, const char *path, const char *name);
@@ -162,15 +138,6 @@ static void visit_verify(cache_scan *scan, const char *path, const char *name)
         fprintf(stderr, "kvferry: %s\n", error.text);
     scan->damaged += kind == FILE_DAMAGED;
     scan->found += kind != FILE_OTHER;
-}
-
-static void visit_remove(cache_scan *scan, const char *path, const char *name)
-{
-    kvf_saved saved;
-    kvf_error error;
-    const file_kind kind = look_at(scan, path, name, 0, &saved, &error);
-    if (kind != FILE_OTHER)
-        remove_file(scan, path, name, kind);
 }
 
 static bool visit_folder(cache_scan *scan, file_fn visit)
@@ -202,35 +169,17 @@ static bool visit_folder(cache_scan *scan, file_fn visit)
 static bool take_word(const char *word, void *options)
 {
     cache_options *o = options;
-    if (!o->folder) {
-        o->folder = word;
-        return true;
-    }
-    if (o->name_count == NAMES_MAX) {
-        fprintf(stderr, "kvferry: more than %u names\n", NAMES_MAX);
+    if (o->folder) {
+        fputs("kvferry: one folder at a time; see kvferry cache --help\n", stderr);
         return false;
     }
-    o->names[o->name_count++] = word;
+    o->folder = word;
     return true;
 }
 
 static void set_defaults(void *options)
 {
     *(cache_options *)options = (cache_options){0};
-}
-
-static bool check_options(const cache_options *o, const char *name)
-{
-    const char *problem = NULL;
-    if (!o->folder)
-        problem = "a folder is needed";
-    else if (!o->is_rm && o->name_count)
-        problem = "one folder at a time";
-    else if (o->is_rm && !o->name_count && !o->all && !o->unfinished)
-        problem = "name the files to remove, or give --all or --unfinished";
-    if (problem)
-        fprintf(stderr, "kvferry: %s; see kvferry cache %s --help\n", problem, name);
-    return !problem;
 }
 
 static int run_scan(const cache_options *o, file_fn visit)
@@ -248,13 +197,8 @@ static int run_scan(const cache_options *o, file_fn visit)
     bool is_done = visit_folder(&scan, visit);
     if (scan.table.row_count)
         is_done = cli_table_write(&scan.table, CLI_FORMAT_TABLE, &(cli_fact){0}, stdout) && is_done;
-    else if (is_done && !o->is_rm && !scan.found)
+    else if (is_done && !scan.found)
         fprintf(stderr, "kvferry: no saved sequence in %s\n", o->folder);
-    if (o->is_rm && is_done && scan.removed < o->name_count) {
-        fprintf(stderr, "kvferry: %u of %u names are saved sequences in %s\n", scan.removed,
-                o->name_count, o->folder);
-        is_done = false;
-    }
     if (fflush(stdout) != 0) {
         perror("kvferry: standard output");
         is_done = false;
@@ -266,12 +210,6 @@ static int run_scan(const cache_options *o, file_fn visit)
 
 int cli_cache_main(int argc, char **argv)
 {
-    static const cli_option of_rm[] = {
-        {.is = {"all", KVF_SETTING_SWITCH, CLI_FIELD(cache_options, all),
-                .meaning = "every saved sequence of the folder, and what saves left behind"}},
-        {.is = {"unfinished", KVF_SETTING_SWITCH, CLI_FIELD(cache_options, unfinished),
-                .meaning = "what saves left behind that were killed; none may be under way"}},
-    };
     static const struct {
         const char *name, *usage;
         file_fn visit;
@@ -280,10 +218,6 @@ int cli_cache_main(int argc, char **argv)
         {"verify",
          "usage: kvferry cache verify DIR\n\nRead every saved sequence of a folder and check it.",
          visit_verify},
-        {"rm",
-         "usage: kvferry cache rm DIR NAME... | --all | --unfinished\n\nRemove saved sequences of "
-         "a folder. Files that are none stay.",
-         visit_remove},
     };
     const char *what = argc > 1 ? argv[1] : "";
     for (size_t i = 0; i < sizeof commands / sizeof *commands; i++) {
@@ -294,20 +228,17 @@ int cli_cache_main(int argc, char **argv)
         snprintf(name, sizeof name, "cache %s", what);
         cli_command command = {
             .name = name, .usage = commands[i].usage, .defaults = set_defaults, .word = take_word};
-        if (strcmp(what, "rm") == 0) {
-            cli_heading(&command, "Which:");
-            cli_add(&command, of_rm, sizeof of_rm / sizeof *of_rm, 0);
-        }
         const int parsed = cli_parse(&command, argc - 1, argv + 1, &o);
         if (parsed >= 0)
             return parsed;
-        o.is_rm = strcmp(what, "rm") == 0;
-        return check_options(&o, what) ? run_scan(&o, commands[i].visit) : 2;
+        if (o.folder)
+            return run_scan(&o, commands[i].visit);
+        fprintf(stderr, "kvferry: a folder is needed; see kvferry %s --help\n", name);
+        return 2;
     }
     const bool wants_help = strcmp(what, "--help") == 0 || strcmp(what, "-h") == 0;
     fputs("usage: kvferry cache ls DIR\n"
-          "       kvferry cache verify DIR\n"
-          "       kvferry cache rm DIR NAME... | --all | --unfinished\n",
+          "       kvferry cache verify DIR\n",
           wants_help ? stdout : stderr);
     return wants_help ? 0 : 2;
 }
