@@ -64,17 +64,18 @@ int64_t kvl_open_cells(const uint16_t *mask, size_t count, uint64_t *set, int *s
     int64_t open = 0;
     uint64_t other = 0, changed = 0;
     for (size_t w = 0; w < count / 64; w++) {
-        uint64_t hidden = 0;
+        uint64_t hidden = 0, counts = 0; /* of four lanes */
         for (size_t i = 0; i < 64; i += 4) {
             uint64_t four;
             memcpy(&four, mask + w * 64 + i, sizeof four);
             const uint64_t signs = four >> 15 & LOW_BITS;
             other |= four ^ signs * F16_HIDDEN;
             hidden |= (signs * GATHER >> 48 & 15) << i;
+            counts += signs;
         }
         changed |= ~hidden ^ set[w];
         set[w] = ~hidden;
-        open += __builtin_popcountll(~hidden);
+        open += 64 - (int64_t)(counts * LOW_BITS >> 48);
     }
     *same = changed == 0;
     return other ? -1 : open;

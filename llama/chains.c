@@ -15,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/base.h"
 #include "common/carve.h"
 
 struct kvl_chain {
@@ -44,6 +45,7 @@ struct kvl_chains {
     int32_t *unused; /* [blocks] a stack */
     uint32_t unused_count;
     kvl_chain *chains;
+    uint32_t top;    /* chains from it on were never used */
     uint64_t *fresh; /* [cells] number of a token << 32 | cell: what a chain gets */
 };
 
@@ -281,6 +283,7 @@ static kvl_chain *empty(kvl_chains *s, uint32_t stream, const kvl_chain *but)
     if (h) {
         drop(s, h);
         h->stream = stream;
+        s->top = kvf_max_u32(s->top, (uint32_t)(h - s->chains) + 1);
     }
     return h;
 }
@@ -322,7 +325,7 @@ kvl_chain *kvl_chains_find(kvl_chains *s, uint32_t stream, const uint64_t *set, 
 {
     kvl_chain *best = NULL;
     uint32_t best_keep = 0, best_common = 0;
-    for (kvl_chain *h = s->chains; h < s->chains + s->c.chains; h++) {
+    for (kvl_chain *h = s->chains; h < s->chains + s->top; h++) {
         if (h->stream != stream)
             continue;
         const uint32_t keep = kept(s, h, set);
@@ -360,7 +363,7 @@ kvl_chain *kvl_chains_find(kvl_chains *s, uint32_t stream, const uint64_t *set, 
 
 void kvl_chains_wrote(kvl_chains *s, uint32_t layer, size_t first, size_t end)
 {
-    for (const kvl_chain *h = s->chains; h < s->chains + s->c.chains; h++) {
+    for (const kvl_chain *h = s->chains; h < s->chains + s->top; h++) {
         const size_t base = (size_t)h->stream * s->c.cells;
         size_t at = first > base ? first : base;
         for (; h->length && at < end && at < base + s->c.cells; at++) {
