@@ -4,8 +4,9 @@
 Knows words and sentences, not tasks or engines. The same seed gives the same text on every Python version from
 3.9 on.
 """
+import functools
 import os
-from typing import Any, Iterable, List
+from typing import Any, Iterable, List, Sequence
 
 WORDS = """lantern river tiger copper velvet anchor basket candle desert engine falcon garden
 hammer island jungle kettle ladder marble needle orchid pepper quartz ribbon saddle temple
@@ -65,6 +66,7 @@ class Random:
         return str(10000 + self.below(90000))
 
 
+@functools.lru_cache(maxsize=None)
 def made() -> str:
     """Prose by rules, of small words."""
     r, lists = Random(31), {"P": PEOPLE, "C": CITIES, "a": ADJECTIVES, "n": WORDS, "d": DID}
@@ -93,12 +95,13 @@ def of_folder(folder: str) -> str:
     return text
 
 
-def made_words(count: int) -> List[str]:
+@functools.lru_cache(maxsize=None)
+def made_words(count: int) -> Sequence[str]:
     """So many words that nobody has read."""
     r, out = Random(37), {}
     while len(out) < count:
         out["".join(r.one(SYLLABLES) for _ in range(3 + r.below(2)))] = None
-    return list(out)
+    return tuple(out)
 
 
 class Material:
