@@ -26,6 +26,7 @@ class Server(http.server.ThreadingHTTPServer):
         self.is_llama, self.nats, self.calls = is_llama, nats, calls
         self.refuses, self.counts, self.log, self.is_half = refuses, counts, log, is_half
         self.asked, self.steps, self.recall = [], 0, 0.0 # prompts that were answered
+        self.ended = 0 # steps of requests before the latest
         threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
 
     @property
@@ -59,7 +60,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if self.path == "/v1/models":
             self.reply({"data": [{"id": "words"}]})
         elif self.path == "/metrics" and s.selects is not None:
-            rows = (("steps_total", s.steps), ("request_selected_tokens_sum", s.selects * s.steps),
+            rows = (("steps_total", s.steps), ("request_selected_tokens_sum", s.selects * s.ended),
                     ("heads_verified_total", s.steps), ("recall_total", s.recall))
             self.reply("".join('kvferry:%s{rank="0"} %g\n' % row for row in rows if s.steps)) # none before the first pass
         elif self.path == "/props" and s.is_llama:
@@ -91,6 +92,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def answer(self, prompt, is_chat=False):
         s = self.server
+        s.ended = s.steps
+        if prompt == ".": # one token, which the prompt gives
+            self.reply({"choices": [{"text": ".", "message": {"content": "."}}], "usage": {"completion_tokens": 1}})
+            return
         is_wrong = s.is_wrong(prompt)
         said = "123" if is_wrong else ", ".join(found(prompt)) if "What " in prompt else "once upon a time"
         s.asked.append(prompt)

@@ -22,6 +22,7 @@ TRIES, WAIT_SECONDS, LIMIT_SECONDS = 3, 2.0, 3600.0
 EXACT_CHARS = 6000 # of a longer text the number of tokens is estimated, where a server only counts what it answers
 COUNTERS = {"selected": "request_selected_tokens_sum", "steps": "steps_total", "heads": "heads_verified_total",
             "recall": "recall_total"}
+ANOTHER_TOKENS = 4 # of a request after which the one before is counted: a pass for each stage of a pipeline
 LOG_END = 1 << 14 # bytes of a log, in which the latest summary is
 NO_STEPS = ("given text is a prompt to this server, which it reads densely whatever the budget; Transformers, the "
             "command and llama-server take it token by token")
@@ -194,13 +195,15 @@ class Server:
 
     def _served(self, before: Dict[str, float], tokens: int) -> Optional[Dict[str, float]]:
         """Steps of an answer, by who attended. vLLM counts tokens that selected when a request has ended and another
-        came, and the plug-in of llama.cpp writes now and then, so they are those of the request before."""
+        came, so one does. The plug-in of llama.cpp writes now and then, so its counts are those of the request before."""
         after, steps = self._counters(), max(tokens - 1, 0)
         if self.log:
             return self._of_summary({name: after[name] - before.get(name, 0.0) for name in after}, steps)
         if COUNTERS["steps"] not in after: # though there was an answer
             self.counts["no counters"] = 1
             return None
+        self.complete(".", ANOTHER_TOKENS)
+        after[COUNTERS["selected"]] = self._counters().get(COUNTERS["selected"], 0.0)
         more = {ours: after.get(name, 0.0) - before.get(name, 0.0) for ours, name in COUNTERS.items()}
         out = {"steps": steps, "selected": more["selected"], "elsewhere": 0 if more["steps"] else steps}
         return {**out, "heads": more["heads"], "recall": more["recall"]}
