@@ -110,7 +110,7 @@ def main():
     path = [newer(python, release)] if args.vllm else []
     python_env.run(python, args, rest, tests, [*path, entry_points(python, release.partition("==")[2])],
                    VLLM_NO_USAGE_STATS="1",
-                   # What it keeps of classes of models, which another release would write over.
+                   # Its notes of classes of models, which another release would write over.
                    VLLM_CACHE_ROOT=os.path.join(real_model.cache_folder(), release.replace("==", "-") + ".kept"))
 
 

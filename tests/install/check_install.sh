@@ -41,7 +41,7 @@ for kind in shared static; do
     echo "$kind: ${programs[*]}"
 done
 
-# What pip shows last of a build without the CUDA device.
+# A build without the CUDA device says so, and pip shows it among the last lines.
 absence=$3
 [ -z "$absence" ] || ninja -C "$build" cuda-absence | grep -F "kvferry: $absence" ||
     { echo "a build does not say that it has no CUDA device"; exit 1; }
