@@ -36,7 +36,7 @@ typedef enum kvl_reason {
 } kvl_reason;
 #undef KVL_REASON
 
-/** What was counted, and what the summary tells of it. */
+/** Counters, which the summary tells. */
 typedef struct kvl_counts {
     double served, stock;           /* (layer, token) pairs of steps */
     double prompt, prompt_served;   /* likewise, of prompts: llama.cpp's, and ours */
