@@ -250,7 +250,7 @@ kvf_status kvf_buffers_check(const kvf_cache *cache, const void *q, const void *
         const char *name;
         const void *address;
     } buffers[] = {{"q", q}, {"k", k}, {"v", v}, {"out", out}};
-    if (cache->runtime->properties.shares_host_memory)
+    if (cache->runtime->device->ops->kind == KVF_DEVICE_HOST)
         return KVF_OK;
     for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++)
         if ((uintptr_t)buffers[i].address % 16 != 0)

@@ -34,6 +34,7 @@ typedef struct kvf_emu_config {
     uint64_t memory_bytes;    /* of one device */
     uint64_t pinned_bytes;    /* that may be registered and allocated, in all */
     bool refuses_registering; /* cudaErrorNotSupported, as under Confidential Computing */
+    bool is_integrated;       /* it shares the host's memory, as a GB10 does */
     uint32_t delay_seed;      /* of streams created from now on; 0: no delays */
     uint32_t compute_major, compute_minor;
     uint32_t driver_version; /* 1000 * major + 10 * minor */

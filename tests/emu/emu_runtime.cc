@@ -87,6 +87,7 @@ void fill_properties(cudaDeviceProp *p, int device)
     p->maxThreadsPerMultiProcessor = l.threads_multiprocessor;
     p->maxBlocksPerMultiProcessor = l.blocks_multiprocessor;
     p->canMapHostMemory = p->unifiedAddressing = p->concurrentKernels = 1;
+    p->integrated = machine.is_integrated;
     p->hostRegisterSupported = p->canUseHostPointerForRegisteredMem = !machine.refuses_registering;
     p->hostRegisterReadOnlySupported = 1;
     p->streamPrioritiesSupported = p->computePreemptionSupported = 1;

@@ -254,6 +254,30 @@ static void streams_of_others(void **state)
 
 /* ---- callers that are wrong ---- */
 
+/* Kernels read 16 bytes at a time, also where the device shares the host's memory. */
+static void addresses_that_kernels_cannot_read(void **state)
+{
+    const kvf_runtime_config rc = on_cuda();
+    const kvf_cache_config cc = test_config_small();
+    for (int i = 0; i < 2; i++) {
+        kvf_emu_config c = machine();
+        c.is_integrated = i != 0;
+        kvf_emu_set_config(&c);
+        test_world w;
+        test_world_open(&w, &rc, &cc);
+        kvf_sequence *s = test_sequence(&w);
+        char *memory = test_alloc(64);
+        const void *whole = memory, *odd = memory + 4;
+        const kvf_decode_args args = {
+            .batch = 1, .sequences = &s, .q = odd, .k = whole, .v = whole, .out = memory};
+        test_expect(w.runtime, kvf_decode(w.cache, &args, w.stream), KVF_INVALID);
+        SAYS(kvf_runtime_error(w.runtime), KVF_INVALID, "q = ", "a multiple of 16 bytes");
+        test_release(memory);
+        test_world_close(&w);
+    }
+    kvf_emu_reset();
+}
+
 static uint32_t choose_too_far(void *user, const kvf_select_view *view, int32_t *ids)
 {
     ids[0] = user ? -1 : (int32_t)view->pages;
@@ -371,6 +395,7 @@ static void more_lists_than_a_launch_has(void **state)
 int main(void)
 {
     return unit_run(a_machine_without_a_gpu, a_device_that_is_not_there, memory_that_runs_out,
-                    methods_that_are_not_there, streams_of_others, ids_that_are_out_of_range,
+                    methods_that_are_not_there, streams_of_others,
+                    addresses_that_kernels_cannot_read, ids_that_are_out_of_range,
                     lists_that_are_out_of_range, more_lists_than_a_launch_has);
 }
