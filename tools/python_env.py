@@ -55,7 +55,7 @@ def install(python, *arguments):
                                                     " ".join(arguments)))
 
 
-def environment(name="python", packages=PACKAGES, fill=install):
+def environment(name="python", packages=PACKAGES, fill=install, size=" (6 GB)"):
     """Its interpreter; brought up to date where an older list of packages had made it.
 
     fill    puts the packages into it: fill(python, *packages)
@@ -65,7 +65,7 @@ def environment(name="python", packages=PACKAGES, fill=install):
     wanted = "\n".join(packages)
     if os.path.exists(mark) and open(mark).read() == wanted:
         return python
-    print("making %s: %s (6 GB)" % (folder, " ".join(packages)), file=sys.stderr)
+    print("making %s: %s%s" % (folder, " ".join(packages), size), file=sys.stderr)
     if not os.path.exists(python):
         subprocess.run([real_model.python_with_pip(), "-m", "venv", folder], check=True)
     fill(python, *packages)

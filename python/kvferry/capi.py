@@ -356,7 +356,7 @@ def _library_path() -> str:
         return named
     places = [pathlib.Path(__file__).parent.parent, pathlib.Path(sysconfig.get_path("platlib"))]
     found = [path for place in places
-             for path in sorted(place.glob(".kvferry.mesonpy.libs/libkvferry.so.*"))]
+             for path in sorted(place.glob(".kvferry.mesonpy.libs/libkvferry.so"))]
     path = found[0] if found else ctypes.util.find_library("kvferry")
     if not path:
         raise ImportError("kvferry: no libkvferry. Install the package with pip, install the library, "
