@@ -37,6 +37,7 @@ struct stage {
     void (*meanwhile)(stage *st); /* runs in every capture of a scene's own; NULL = nothing */
     const scene *meant;           /* which it plays, */
     const float *meant_out;       /* and what that gives */
+    stage *beside;                /* where: this one, with outputs of its own */
     char *q, *k, *v, *out; /* device memory: [LAYERS, TOKENS, heads, DIM] floats, [OUT_FLOATS] */
 };
 

@@ -100,7 +100,7 @@ static void *play_other(void *raw)
 /* A cache comes, steps and goes, on a thread of its own, in the midst of a capture. */
 static void use_another_cache(stage *st)
 {
-    other_use u = {.st = st, .s = st->meant};
+    other_use u = {.st = st->beside, .s = st->meant};
     pthread_t thread;
     assert_int_equal(pthread_create(&thread, NULL, play_other, &u), 0);
     assert_int_equal(pthread_join(thread, NULL), 0);
@@ -121,9 +121,17 @@ static void a_global_capture_beside_other_uses(void **state)
     assert_memory_equal(out, wanted, sizeof out);
     st.meant = s;
     st.meant_out = of_other;
+    stage beside = st;
+    void *memory = NULL;
+    test_expect(st.runtime,
+                kvf_memory_alloc(st.runtime, (size_t)LAYERS * TOKENS * OUT_FLOATS * 4, &memory),
+                KVF_OK);
+    beside.out = memory;
+    st.beside = &beside;
     st.meanwhile = use_another_cache;
     (void)scene_count_calls(&st, &captured_blocks_scene, out);
     assert_memory_equal(out, wanted, sizeof out);
+    kvf_memory_free(st.runtime, memory);
     close_clean(&st);
 }
 
