@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A user of the wheel on a machine without a compiler: installs it, and goes once through each door.
 
-usage: release_inside.py FOLDER, in a root that tools/release_root.py made; FOLDER has the wheel, the real model
+usage: release_inside.py FOLDER LLAMA, in a root that tools/release_root.py made; LLAMA is a package of llama.cpp with
+wheels, FOLDER has the wheel, the real model
 as a file and as a folder, README.md, and where llama.cpp wants a newer glibc, that. Needs no package of Python's
 that the wheel does not bring. Ends with a line per door, and with 1 where one is shut.
 """
@@ -14,7 +15,6 @@ import subprocess
 import sys
 
 ABSENT = ("cc", "gcc", "g++", "clang", "meson", "ninja", "ld")
-LLAMA = "llama-cpp-py-sync==0.11739"
 REQUESTS = """
 import ctypes, glob, os, sys
 folder, model, served = sys.argv[1:]
@@ -38,8 +38,8 @@ class Shut(Exception):
 class Machine:
     """A virtual environment with the wheel, in this root."""
 
-    def __init__(self, folder):
-        self.folder = folder
+    def __init__(self, folder, llama_cpp):
+        self.folder, self.llama_cpp = folder, llama_cpp
         self.venv = os.path.join(folder, "venv")
         self.env = dict(os.environ, PATH=os.path.join(self.venv, "bin") + ":" + os.environ["PATH"], OMP_NUM_THREADS="2",
                         HF_HUB_OFFLINE="1")
@@ -93,7 +93,7 @@ def checked(machine, library, loads):
 def llama(machine):
     """Four requests with the plug-in and without: the first tokens are the same, before numbers that round otherwise
     can lead elsewhere."""
-    machine.pip(LLAMA)
+    machine.pip(machine.llama_cpp)
     [folder] = glob.glob(os.path.join(machine.venv, "lib", "python3*", "site-packages", "llama_cpp_py_sync"))
     python = [os.path.join(machine.venv, "bin", "python")]
     newer = glob.glob(os.path.join(machine.folder, "glibc", "usr", "lib", "*"))
@@ -122,7 +122,7 @@ def transformers(machine):
 
 
 def main():
-    machine = Machine(sys.argv[1])
+    machine = Machine(*sys.argv[1:])
     shut = 0
     for door in (install, command, llama, transformers):
         try:

@@ -67,7 +67,8 @@ def attempt(wheel, suite):
         inside = "/" + os.path.basename(place)
         env = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": inside, "TMPDIR": inside, "LANG": "C.UTF-8"}
         return subprocess.run(["unshare", "--mount", "--pid", "--fork", "--root=" + folder, "--mount-proc", "python3",
-                               inside + "/release_inside.py", inside], env=env).returncode
+                               inside + "/release_inside.py", inside, llama_env.WHEELS[llama_env.NEWEST]],
+                              env=env).returncode
 
 
 def main():

@@ -78,4 +78,10 @@ extern const scene memory_scene, gather_scene, mapped_scene, batch_scene, each_s
     record_masked_scene, stats_scene, prune_scene, chunks_scene, truncate_scene, disk_scene,
     link_scene, blocks_scene, quantized_blocks_scene, captured_blocks_scene;
 
+/* A row of a table of cmocka's: a test of that scene, which is its state. */
+#define PLAYED(test, s)                                                                            \
+    {                                                                                              \
+        .name = #test ": " #s, .test_func = test, .initial_state = (void *)(uintptr_t)&s           \
+    }
+
 #endif

@@ -220,10 +220,6 @@ static void every_call_of_open_fails(void **state)
     assert_true(failures * step >= 5);
 }
 
-#define PLAYED(test, s)                                                                            \
-    {                                                                                              \
-        .name = #test ": " #s, .test_func = test, .initial_state = (void *)(uintptr_t)&s           \
-    }
 #define SCENE(s) PLAYED(every_call_of_a_scene_fails, s)
 #define WAITS(s) PLAYED(every_wait_is_refused, s)
 

@@ -135,10 +135,6 @@ static void a_global_capture_beside_other_uses(void **state)
     close_clean(&st);
 }
 
-#define PLAYED(test, s)                                                                            \
-    {                                                                                              \
-        .name = #test ": " #s, .test_func = test, .initial_state = (void *)(uintptr_t)&s           \
-    }
 #define ON_DEFAULT(s) PLAYED(same_on_the_default_stream, s)
 #define BESIDE(s)     PLAYED(a_global_capture_beside_other_uses, s)
 
