@@ -4,11 +4,10 @@
  * Continuous batching, and one answer of a sequence that is there already, which is a batch of one
  * row; see the headers.
  *
- * Memory is promised when an answer begins and
- * taken back when it ends, so that no answer has to give way to another. Prompts begin in their
- * order. Invariant: what was promised is at most tokens_max; at most one prompt is prefilled and
- * has answers that did not begin; the token that ended an answer was handed out, and is not in its
- * sequence.
+ * Memory is promised when an answer begins and taken back when it ends, so that no answer has to
+ * give way to another. Prompts begin in their order. Invariant: what was promised is at most
+ * tokens_max; at most one prompt is prefilled and has answers that did not begin; the token that
+ * ended an answer was handed out, and is not in its sequence.
  */
 
 #include "generate_batch.h"
