@@ -54,6 +54,9 @@ CLOSE = {"float32": 1e-4, "bfloat16": 5e-2}
 CAP = 2.0 # of logits, where a family has one: as large as its own it would not show in a tiny model
 LINEAR = {"linear_key_head_dim": 128, "linear_value_head_dim": 128} # what vLLM's kernels for CPUs take
 OWN = dict.fromkeys(("Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"), LINEAR)
+# As they are released: the files know windows, which vLLM refuses or serves another way, and no release has any.
+OWN.update(dict.fromkeys(("Qwen2ForCausalLM", "Qwen3ForCausalLM", "SmolLM3ForCausalLM"),
+                         {"layer_types": ["full_attention"] * 4, "num_hidden_layers": 4}))
 OWN["MiMoV2FlashForCausalLM"] = {"head_dim": 64} # with values of 32
 # vLLM's attention for values narrower than keys is Triton's.
 INTERPRETED = ("MiMoV2FlashForCausalLM",)
