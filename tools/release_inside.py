@@ -74,7 +74,8 @@ def install(machine):
 
 def command(machine):
     told = machine.run("kvferry", "info")[0]
-    return "kvferry info: " + next(line.strip() for line in told.splitlines() if "CUDA" in line)
+    how = told.split("attending on an NVIDIA GPU\n")[1].splitlines()[0] # without kernels for GPUs, or without a driver
+    return "kvferry info: " + " ".join(how.split())
 
 
 def checked(machine, library, loads):
