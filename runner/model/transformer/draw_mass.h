@@ -57,11 +57,6 @@ KVF_INLINE uint64_t kvf_draw_key(float logit, uint32_t id)
     return (uint64_t)rank << 32 | id;
 }
 
-KVF_INLINE float kvf_draw_key_logit(uint64_t key)
-{
-    return kvf_order_float((int32_t)(~(uint32_t)(key >> 32) ^ 0x80000000u));
-}
-
 /* How many times the mass halves from the largest logit to this one, in 2^-32; both are finite. */
 KVF_INLINE uint64_t kvf_draw_distance(const kvf_draw_settings *s, float highest, float logit)
 {
