@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Memory and admission of the backend for vLLM, without vLLM: shares of a card and a host, bytes of a step, requests.
 
-What else needs no vLLM is in check_vllm_parts.py.
+The other parts that need no vLLM are those of check_vllm_parts.py.
 """
 import contextlib
 import io
