@@ -202,7 +202,7 @@ KVF_ALWAYS_INLINE vf vf_tanh(vf x)
 
 /*
  * e^x for x <= 0, to 3e-6 beside what the rounding of x * log2 e makes; e^0 is exactly 1, and
- * -infinity gives 0. Numbers only.
+ * -infinity gives 0, and so may what is below 2^-125. Numbers only.
  */
 KVF_ALWAYS_INLINE vf vf_exp_coarse(vf x)
 {

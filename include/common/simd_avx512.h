@@ -179,10 +179,11 @@ KVF_ALWAYS_INLINE vf vf_above_floor(vf x)
     return _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF);
 }
 
-/* x * 2^floor(n). */
+/* x * 2^floor(n) for n >= -126, else 0: a subnormal result would take the time of 150 others. */
 KVF_ALWAYS_INLINE vf vf_scale(vf x, vf n)
 {
-    return _mm512_scalef_ps(x, n);
+    const __mmask16 is_normal = _mm512_cmp_ps_mask(n, _mm512_set1_ps(-126.0f), _CMP_GE_OQ);
+    return _mm512_maskz_scalef_ps(is_normal, x, n);
 }
 
 #define VF_TRANSPOSE 4u
