@@ -3,6 +3,8 @@
 
 usage: llama_times.py FOLDER MODEL KIND DEPTH STEPS
 
+Without steps, STEPS 0, it is the prompt of so many tokens that is timed, in micro batches of 512.
+
 The KV cache is filled from a state that was made longer, because a prompt of that length would take hours. Prints
 JSON: seconds of every step, of the clock and of the process's threads.
 """
@@ -44,12 +46,15 @@ def longer(state, cells, wanted, random):
     return bytearray(b"".join([*out, bytes(state[at:])]))
 
 
-def main():
-    folder, path, kind, depth, steps = sys.argv[1:]
-    depth, steps = int(depth), int(steps)
-    random = np.random.default_rng(1)
-    model = llama_api.Model(llama_api.Library(folder), path)
-    context = llama_api.Context(model, depth + SEED + steps + WARM + 256, kind=kind)
+def timed(call):
+    """Seconds that a call takes: of the clock, and of the process's threads."""
+    begin, used = time.perf_counter(), time.process_time()
+    call()
+    return time.perf_counter() - begin, time.process_time() - used
+
+
+def steps_after(model, context, random, depth, steps):
+    """Times of the steps after so many tokens."""
     context.prompt(random.integers(5, model.tokens, SEED).tolist())
     if depth > SEED:
         state = longer(context.state(), SEED, depth, random)
@@ -57,14 +62,26 @@ def main():
         if not context.restore(state):
             raise RuntimeError("the longer state does not go in")
         del state
-    clock, threads = [], []
-    for step in range(WARM + steps):
-        begin, used = time.perf_counter(), time.process_time()
-        context.decode([(int(random.integers(5, model.tokens)), max(depth, SEED) + step, 0, True)])
+
+    def step(at):
+        context.decode([(int(random.integers(5, model.tokens)), max(depth, SEED) + at, 0, True)])
         context.logits()
-        clock.append(time.perf_counter() - begin)
-        threads.append(time.process_time() - used)
-    print(json.dumps({"clock": clock[WARM:], "threads": threads[WARM:]}))
+    return [timed(lambda at=at: step(at)) for at in range(WARM + steps)][WARM:]
+
+
+def main():
+    folder, path, kind, depth, steps = sys.argv[1:]
+    depth, steps = int(depth), int(steps)
+    random = np.random.default_rng(1)
+    model = llama_api.Model(llama_api.Library(folder), path)
+    context = llama_api.Context(model, depth + SEED + steps + WARM + 256, kind=kind)
+    if steps:
+        times = steps_after(model, context, random, depth, steps)
+    else:
+        context.decode([(5, 0, 1, True)]) # what is done once
+        times = [timed(lambda: context.prompt(random.integers(5, model.tokens, depth).tolist()))]
+    clock, threads = zip(*times)
+    print(json.dumps({"clock": clock, "threads": threads}))
     context.close()
     model.close()
 
