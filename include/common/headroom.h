@@ -56,14 +56,6 @@ static inline uint64_t kvf_file_keys(const char *path, const char *first, const 
     return sum;
 }
 
-/* Memory of this process; 0 if nothing tells. The sum over mappings is exact; VmRSS may lack what
- * single CPUs have counted, 1 MiB on each of 128. */
-static inline uint64_t kvf_process_resident(void)
-{
-    const uint64_t kib = kvf_file_keys("/proc/self/smaps_rollup", "Rss", "Rss");
-    return (kib ? kib : kvf_file_keys("/proc/self/status", "VmRSS", "VmRSS")) * 1024;
-}
-
 /* MemAvailable of the machine, out of "/proc/meminfo". Some virtual machines get memory as they use
  * it, and what they show at first is no limit: where the cgroup leaves more than all the memory
  * that there is now, that is what there will be. */

@@ -47,7 +47,6 @@ typedef struct kvf_device_properties {
     bool shares_host_memory; /* host memory can be read in place, `direct` is possible */
     uint32_t compute_threads;
     bool pins_host_memory; /* registration pins pages */
-    bool memlock_applies;  /* ... and they count against RLIMIT_MEMLOCK */
     /* The rest is 0 on the host device. */
     char uuid[48];
     uint32_t driver_version, runtime_version; /* 1000 * major + 10 * minor */

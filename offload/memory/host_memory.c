@@ -413,8 +413,6 @@ static kvf_status check(kvf_context *context, kvf_device *device,
     read_headroom(config, &headroom);
     kvf_device_properties properties;
     device->ops->properties(device, &properties);
-    if (!properties.memlock_applies)
-        headroom.memlock = UINT64_MAX;
     /* GPUs are lent in machines that get memory as they use it; other machines show what they have.
      */
     if (properties.shares_host_memory)
@@ -494,12 +492,6 @@ kvf_status kvf_host_memory_preflight(kvf_context *context, const kvf_headroom *h
 {
     char need[32], have[32];
     kvf_bytes_text(config->bytes, need);
-    if (headroom->memlock < config->bytes && !config->allow_unpinned)
-        return kvf_fail(context, KVF_PIN_FAILED, 0,
-                        "RLIMIT_MEMLOCK is %s, pinned host memory needs %s; raise it with "
-                        "`ulimit -l unlimited` (LimitMEMLOCK=infinity for a service), or set "
-                        "allow_unpinned",
-                        kvf_bytes_text(headroom->memlock, have), need);
     if (config->huge_pages == KVF_HUGE_PAGES_REQUIRED && headroom->hugetlb_free < config->bytes)
         return kvf_fail(context, KVF_OUT_OF_MEMORY, 0,
                         "free huge pages hold %s, host memory needs %s on huge pages; reserve them "

@@ -67,9 +67,9 @@ static inline size_t kvf_arena_bytes(const kvf_host_memory_config *config)
     return (most > config->granule ? most / config->granule : 1) * config->granule;
 }
 
-/* Where memlock does not apply, set it to UINT64_MAX before; where nothing is tried, may_come to 0.
- * @return KVF_OK, or KVF_OUT_OF_MEMORY / KVF_PIN_FAILED whose text names limit, value, need and
- * fix. */
+/* Where nothing is tried, set may_come to 0 before. Registering counts nothing against
+ * RLIMIT_MEMLOCK (device_host.c, device_cuda.c), so that is no reason to refuse.
+ * @return KVF_OK, or KVF_OUT_OF_MEMORY whose text names limit, value, need and fix. */
 KVF_CHECKED kvf_status kvf_host_memory_preflight(kvf_context *context, const kvf_headroom *headroom,
                                                  const kvf_host_memory_config *config);
 

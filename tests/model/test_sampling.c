@@ -166,19 +166,18 @@ static void masses_are_those_of_exp(void **state)
         kvf_sampling_config config;
         kvf_sampling_config_init(&config);
         config.temperature = temperatures[n % 7];
-        kvf_sampler *s = sampler_of(&config, 1);
+        const kvf_draw_settings settings = kvf_draw_settings_of(&config);
         const float highest = 8.0f * kvf_random_normal(&random);
         const float size = (float)(1u << kvf_random_below(&random, 12));
         const float logit = highest - (float)kvf_random_unit(&random) * size;
         const double want = 0x1p40 * exp(((double)logit - (double)highest) / config.temperature);
-        const uint64_t distance = kvf_draw_distance(kvf_sampler_settings(s, 0), highest, logit);
+        const uint64_t distance = kvf_draw_distance(&settings, highest, logit);
         const uint64_t mass = kvf_draw_mass(distance);
         /* The distance is rounded once, as a float. */
         const double slack = 0x1p-29 + 0x1p-24 * log(0x1p40);
         if (fabs((double)mass - want) > 1.0 + want * slack)
             fail_msg("%g under %g at %g: %llu, expected %g", (double)logit, (double)highest,
                      config.temperature, (unsigned long long)mass, want);
-        kvf_sampler_destroy(s);
     }
 }
 
@@ -195,8 +194,7 @@ static void passes_over_tokens_are_exact(void **state)
     uint16_t bin[COUNT + 1];
     for (uint32_t n = 0; n < SAMPLING_CASES; n++) {
         const kvf_sampling_config config = sampling_case(n, &random);
-        kvf_sampler *s = sampler_of(&config, 1);
-        const kvf_draw_settings *settings = kvf_sampler_settings(s, 0);
+        const kvf_draw_settings settings = kvf_draw_settings_of(&config);
         sampling_logits(logits, COUNT, n % SAMPLING_KINDS, &random);
         for (uint32_t i = 0; i < n % 8; i++)
             logits[kvf_random_below(&random, COUNT)] = special[kvf_random_below(&random, 8)];
@@ -209,21 +207,20 @@ static void passes_over_tokens_are_exact(void **state)
             const kvf_draw_kernels *k = kvf_draw_kernels_choose(isas[isa]);
             assert_int_equal(k->largest(logits, count), best);
             mass[count] = bin[count] = 7;
-            if (best == count || settings->is_greedy) /* no masses are wanted */
+            if (best == count || settings.is_greedy) /* no masses are wanted */
                 continue;
-            k->weigh(settings, logits[best], logits, count, mass, bin);
+            k->weigh(&settings, logits[best], logits, count, mass, bin);
             assert_true(mass[count] == 7 && bin[count] == 7);
             for (size_t i = 0; i < count; i++) {
-                const uint64_t distance = isfinite(logits[i])
-                                              ? kvf_draw_distance(settings, logits[best], logits[i])
-                                              : KVF_DRAW_FAR;
+                const uint64_t distance =
+                    isfinite(logits[i]) ? kvf_draw_distance(&settings, logits[best], logits[i])
+                                        : KVF_DRAW_FAR;
                 if (mass[i] != kvf_draw_mass(distance) || bin[i] != distance >> KVF_DRAW_BIN_SHIFT)
                     fail_msg("%s, case %u: %a under %a weighs %llu, in bin %u", k->name, n,
                              (double)logits[i], (double)logits[best], (unsigned long long)mass[i],
                              bin[i]);
             }
         }
-        kvf_sampler_destroy(s);
     }
 }
 
@@ -305,13 +302,13 @@ static void every_draw_is_that_of_plain_filters(void **state)
         uint64_t plain_state = config.seed;
         bool seen[MANY] = {false};
         const uint32_t prompt[2] = {kvf_random_below(&random, MANY), MANY - 1};
+        const kvf_draw_settings settings = kvf_draw_settings_of(&config);
         kvf_sampler *s = sampler_of(&config, MANY);
         kvf_sampler_see(s, 0, prompt, 2);
         seen[prompt[0]] = seen[prompt[1]] = true;
         sampling_logits(logits, MANY, n / SAMPLING_CASES, &random);
         for (uint32_t i = 0; i < 6; i++) {
-            const kvf_draw_settings *settings = kvf_sampler_settings(s, 0);
-            const uint32_t want = plain_next(&config, settings, logits, seen, &plain_state);
+            const uint32_t want = plain_next(&config, &settings, logits, seen, &plain_state);
             const uint32_t got = kvf_sampler_next(s, 0, logits);
             if (got != want)
                 fail_msg("case %u, draw %u: token %u, expected %u", n, i, got, want);

@@ -14,9 +14,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "common/headroom.h"
 #include "common/text.h"
 #include "offload_rig.h"
+#include "resident.h"
 
 #define MIB ((uint64_t)1 << 20)
 #define GIB ((uint64_t)1 << 30)
@@ -155,13 +155,6 @@ static void test_arenas(void **state)
     rig_close(&r);
 }
 
-static uint64_t resident_bytes(void)
-{
-    const uint64_t bytes = kvf_process_resident();
-    assert_true(bytes > 0);
-    return bytes;
-}
-
 /* All of it is resident at once, and not more than was asked. */
 static void test_resident_size(void **state)
 {
@@ -253,8 +246,7 @@ static void test_unpinned(void **state)
 
 /* ---- preflight ---- */
 
-static const kvf_headroom plenty = {.memlock = UINT64_MAX,
-                                    .pinned = UINT64_MAX,
+static const kvf_headroom plenty = {.pinned = UINT64_MAX,
                                     .cgroup = UINT64_MAX,
                                     .cgroup_file = "memory.max",
                                     .node_free = UINT64_MAX,
@@ -282,15 +274,6 @@ static void test_preflight(void **state)
     RIG_OK(kvf_host_memory_preflight(r.context, &plenty, &config));
 
     kvf_headroom h = plenty;
-    h.memlock = 8 * MIB;
-    expect_refusal(&r, &h, &config, KVF_PIN_FAILED,
-                   (const char *const[]){"RLIMIT_MEMLOCK", "8.00 MiB", "16.00 GiB",
-                                         "ulimit -l unlimited", "allow_unpinned", NULL});
-    config.allow_unpinned = 1;
-    RIG_OK(kvf_host_memory_preflight(r.context, &h, &config));
-    config.allow_unpinned = 0;
-
-    h = plenty;
     h.hugetlb_free = 0;
     h.cgroup = 3 * GIB;
     expect_refusal(
@@ -348,7 +331,7 @@ static int populate_refused(int code)
     r.context->log_user = line;
     r.context->fault = rig_refuse;
     r.context->fault_user = &fault;
-    const uint64_t before = kvf_process_resident();
+    const uint64_t before = resident_bytes();
     const kvf_status status = kvf_host_memory_create(r.context, r.device, &config, &memory);
     if (code == ENOMEM)
         return !(status == KVF_OUT_OF_MEMORY &&
@@ -360,7 +343,7 @@ static int populate_refused(int code)
         return 2;
     if (r.device->ops->memory_alloc(r.device, DEVICE_BYTES, &device) != KVF_OK)
         return 3;
-    if (kvf_process_resident() < before + 6 * MIB + DEVICE_BYTES)
+    if (resident_bytes() < before + 6 * MIB + DEVICE_BYTES)
         return 4;
     r.device->ops->memory_free(r.device, device);
     kvf_host_memory_destroy(r.context, &memory);

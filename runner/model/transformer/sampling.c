@@ -67,7 +67,7 @@ void kvf_sampling_config_init(kvf_sampling_config *config)
     *config = (kvf_sampling_config){.top_p = 1.0, .repetition_penalty = 1.0};
 }
 
-static kvf_draw_settings settings_of(const kvf_sampling_config *config)
+kvf_draw_settings kvf_draw_settings_of(const kvf_sampling_config *config)
 {
     const double share = fmax(1.0, config->top_p * 0x1p64);
     kvf_draw_settings s = {
@@ -111,7 +111,7 @@ kvf_status kvf_sampler_create(uint32_t vocab_size, uint32_t rows, kvf_sampler **
     kvf_sampling_config_init(&greedy);
     for (uint32_t i = 0; i < rows; i++) {
         sampler->rows[i].seen = sampler->seen + i * sampler->words;
-        sampler->rows[i].settings = settings_of(&greedy);
+        sampler->rows[i].settings = kvf_draw_settings_of(&greedy);
     }
     *out = sampler;
     return KVF_OK;
@@ -152,7 +152,7 @@ kvf_status kvf_sampler_begin(kvf_sampler *sampler, uint32_t row, const kvf_sampl
                              kvf_error *error)
 {
     KVF_TRY(kvf_sampling_config_check(config, error));
-    sampler->rows[row].settings = settings_of(config);
+    sampler->rows[row].settings = kvf_draw_settings_of(config);
     kvf_sampler_forget(sampler, row);
     return KVF_OK;
 }
@@ -166,11 +166,6 @@ void kvf_sampler_see(kvf_sampler *sampler, uint32_t row, const uint32_t *ids, si
 {
     for (size_t i = 0; i < count; i++)
         sampler->rows[row].seen[ids[i] / 64] |= UINT64_C(1) << ids[i] % 64;
-}
-
-const kvf_draw_settings *kvf_sampler_settings(const kvf_sampler *sampler, uint32_t row)
-{
-    return &sampler->rows[row].settings;
 }
 
 /* The logits as the row's penalty leaves them. */

@@ -32,6 +32,9 @@ typedef struct kvf_sampler kvf_sampler;
 /** Greedy, nothing cut. */
 void kvf_sampling_config_init(kvf_sampling_config *config);
 
+/** The settings of a row's draws (draw_mass.h), from the first on. */
+kvf_draw_settings kvf_draw_settings_of(const kvf_sampling_config *config);
+
 /** @return KVF_OK; KVF_INVALID naming the setting */
 KVF_CHECKED kvf_status kvf_sampling_config_check(const kvf_sampling_config *config,
                                                  kvf_error *error);
@@ -59,9 +62,6 @@ uint32_t kvf_sampler_next(kvf_sampler *sampler, uint32_t row, const float *logit
  * of the logits after penalty, temperature and all cuts. 0 of a greedy row. Valid until the next
  * call, of any row. */
 double kvf_sampler_logprob(const kvf_sampler *sampler, uint32_t row, uint32_t id);
-
-/** The settings of a row for draws (draw_mass.h). */
-const kvf_draw_settings *kvf_sampler_settings(const kvf_sampler *sampler, uint32_t row);
 
 /** A token's loss: -ln of its probability, in nats. NaN where the logits give it none: they
  * hold a NaN or +infinity. logits [vocab_size]; @p id < vocab_size. */

@@ -9,13 +9,12 @@
 
 #include "harness.h"
 #include "heap.h"
+#include "resident.h"
 
 #include <pthread.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#include "common/headroom.h"
 
 #ifndef TEST_HAS_EMULATOR
 #define TEST_HAS_EMULATOR 0
@@ -324,13 +323,6 @@ static void two_threads_in_one_cache_are_caught(void **state)
 }
 
 /* ---- memory ---- */
-
-static uint64_t resident_bytes(void)
-{
-    const uint64_t bytes = kvf_process_resident();
-    assert_true(bytes > 0);
-    return bytes;
-}
 
 static void a_cache_takes_what_its_plan_says(void **state)
 {
