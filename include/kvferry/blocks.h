@@ -140,7 +140,8 @@ KVF_API KVF_CHECKED kvf_status kvf_blocks_bind(kvf_blocks *blocks, uint32_t laye
 /** Set the attention parameters of a layer; see kvf_cache_attention_params. Other than there, a
  * layer with tokens takes others, too: they hold for the calls that follow, because nothing of them
  * is in what was put. Call it before a capture: a capture keeps scale, cap and whether there are
- * sinks, and reads the values of the layer's sinks at each replay. */
+ * sinks, and reads the values of the layer's sinks at each replay. With sinks, steps of the layer
+ * that were enqueued before must be done. */
 KVF_API KVF_CHECKED kvf_status kvf_blocks_attention_params(kvf_blocks *blocks, uint32_t layer,
                                                            const kvf_attention_params *params);
 

@@ -647,8 +647,8 @@ static inline void kvf_attention_params_init(kvf_attention_params *params)
 /**
  * Set the attention parameters of a layer; before, and if the call fails, a layer keeps those that
  * it has, at first those of kvf_attention_params_init. A layer with tokens takes no others. A saved
- * sequence comes back only to layers with the same parameters. Earlier calls of the layer must be
- * done. Recordings from before a change cannot be replayed.
+ * sequence comes back only to layers with the same parameters. With sinks it waits for earlier
+ * calls of the cache. Recordings from before a change cannot be replayed.
  *
  * @param params borrowed for the call
  * @return KVF_OK; KVF_INVALID names the field; with sinks also KVF_OUT_OF_MEMORY, KVF_DEVICE_FAILED

@@ -195,6 +195,7 @@ static kvf_status put_sinks(kvf_cache *cache, uint32_t layer, const float *told)
     const uint32_t *order = cache->places[layer].heads;
     float *to = cache->sinks + (size_t)layer * heads;
     kvf_stream *stream = NULL;
+    KVF_TRY(kvf_order_wait(&cache->order, cache->device)); /* they may read those from before */
     for (uint32_t h = 0; h < cache->config.kv_heads; h++)
         memcpy(cache->words.sinks + h * group, told + (order ? order[h] : h) * group,
                group * sizeof *to);

@@ -108,6 +108,13 @@ typedef struct kvf_order {
     uint32_t is_listed; /* 1: the last call listed pages that the caller reads where they are */
 } kvf_order;
 
+/* Wait for all calls so far. */
+KVF_CHECKED static inline kvf_status kvf_order_wait(const kvf_order *order,
+                                                    const kvf_device *device)
+{
+    return order->last_done ? device->ops->event_wait(order->last_done) : KVF_OK;
+}
+
 /* Whose pages lie in the prefill arena; see prefill_arena.h. */
 typedef struct kvf_prefill_arena {
     kvf_layer *owner;    /* NULL = nobody's */

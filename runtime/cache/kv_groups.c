@@ -230,8 +230,7 @@ void kvf_kv_groups_destroy(kvf_cache *cache)
 static kvf_status settle(void *user)
 {
     const kvf_kv_group *kv_group = user;
-    if (kv_group->order->last_done)
-        KVF_TRY(kv_group->device->ops->event_wait(kv_group->order->last_done));
+    KVF_TRY(kvf_order_wait(kv_group->order, kv_group->device));
     return kv_group->device->ops->event_wait(kv_group->written);
 }
 

@@ -46,8 +46,7 @@ static void validate_layer(kvf_layer *layer)
 static kvf_status refill(kvf_cache *cache, kvf_sequence *sequence)
 {
     if (sequence->generation == 0) {
-        if (cache->order.last_done)
-            KVF_TRY(cache->device->ops->event_wait(cache->order.last_done));
+        KVF_TRY(kvf_order_wait(&cache->order, cache->device));
         __atomic_store_n(&cache->words.faults[sequence->slot], UINT64_MAX, __ATOMIC_RELAXED);
         sequence->generation = GENERATION_FIRST;
     } else {

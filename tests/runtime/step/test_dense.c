@@ -2,16 +2,19 @@
 
 /*
  * Full budget gives dense attention, in every dtype, head_dim, group and page size; chunks of a
- * prefill do not matter; a prefill without queries leaves the same cache.
+ * prefill do not matter; a prefill without queries leaves the same cache; attention parameters.
  *
- * The yardstick is the naive model. Knows nothing of how the library selects or stores.
+ * The yardstick is the naive model. Knows nothing of how the library selects or stores; one test
+ * holds the device back.
  */
 
 #include "harness.h"
 #include "refusals.h"
 
 #include <math.h>
+#include <time.h>
 
+#include "cache.h"
 #include "naive.h"
 
 typedef struct geometry {
@@ -304,10 +307,55 @@ static void bad_forms_are_named(void **state)
     test_world_close(&w);
 }
 
+/* Holds a stream back until *given is 1, or for so long that whoever sets it must be waiting. */
+static void hold_back(const void *given, uint32_t task)
+{
+    const struct timespec pause = {.tv_nsec = 1000000};
+    const _Atomic int *const *flag = given;
+    for (uint32_t i = 0; i < 200 && !atomic_load(*flag); i++)
+        nanosleep(&pause, NULL);
+}
+
+static void give_sink(const test_world *w, float sink)
+{
+    const float sinks[4] = {sink, sink, sink, sink};
+    kvf_attention_params params;
+    kvf_attention_params_init(&params);
+    params.sinks = sinks;
+    test_ok(w, kvf_cache_attention_params(w->cache, 0, &params));
+}
+
+/* The sequence of a step may end before the step has begun, and then its layer takes others. */
+static void a_step_has_the_sinks_of_its_time(void **state)
+{
+    const kvf_cache_config c = test_config_small();
+    static _Atomic int is_given;
+    _Atomic int *const flag = &is_given;
+    float *out[2] = {test_scratch(4 * 64 * sizeof(float)), test_scratch(4 * 64 * sizeof(float))};
+    test_world w;
+    test_tokens t;
+    test_open(&w, &t, &c, &(test_tokens_spec){.count = 41, .seed = 61, .sharpness = 1.0f});
+    give_sink(&w, 1.0f);
+    for (uint32_t i = 0; i < 2; i++) {
+        kvf_sequence *s = test_sequence(&w);
+        test_prefill(&w, s, &t, &(test_range){.count = 40, .chunk = 40}, NULL);
+        test_wait(&w);
+        if (i)
+            test_ok(&w, w.cache->device->ops->host_call(w.stream, hold_back, &flag, sizeof flag));
+        test_decode(&w, s, &t, 0, 40, out[i], NULL);
+        kvf_sequence_destroy(s);
+    }
+    give_sink(&w, 4.0f);
+    atomic_store(&is_given, 1);
+    test_wait(&w);
+    assert_memory_equal(out[1], out[0], 4 * 64 * sizeof(float));
+    test_close(&w, &t);
+}
+
 int main(void)
 {
-    return unit_run(full_budget_is_dense, bad_forms_are_named, head_dims_are_multiples_of_16,
-                    values_are_narrower, a_gpu_takes_some_head_dims,
+    return unit_run(full_budget_is_dense, bad_forms_are_named, a_step_has_the_sinks_of_its_time,
+                    head_dims_are_multiples_of_16, values_are_narrower, a_gpu_takes_some_head_dims,
                     full_selection_is_dense_whatever_the_budget, decode_from_the_first_token,
                     chunks_do_not_matter, append_only_prefill_leaves_the_same_cache,
                     append_only_prefill_then_sparse_decode);
