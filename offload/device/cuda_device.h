@@ -45,6 +45,10 @@ typedef int (*kvf_cuda_batch_12_fn)(unsigned long long *to, unsigned long long *
 typedef struct kvf_cuda_driver {
     kvf_cuda_batch_fn batch;       /* of 13.0 */
     kvf_cuda_batch_12_fn batch_12; /* of 12.8 */
+    int (*context_get)(void **context);
+    int (*context_set)(void *context);
+    int (*primary_retain)(void **context, int ordinal);
+    int (*primary_release)(int ordinal);
 } kvf_cuda_driver;
 
 /* ---- the device ---- */
@@ -71,6 +75,7 @@ typedef struct kvf_cuda_device {
     bool starts_late;                /* and this is counted: kvf_cuda_refuse_early_starts */
     int priority_low, priority_high; /* the numerically greatest and least */
     kvf_cuda_driver driver;
+    void *context; /* the device's primary context, which the runtime's calls use; retained */
     kvf_device_properties properties;
     atomic_int lost;        /* the cudaError_t that ended it, 0 while it lives */
     cudaStream_t own;       /* zeroes memory, and probes at open */
@@ -131,9 +136,11 @@ static inline kvf_cuda_device *kvf_cuda_device_of(kvf_stream *stream)
 
 /* ---- errors: cuda_error.c ---- */
 
-/* The settings of a thread before a call of this library. */
+/* The settings of a thread before a call of this library. The context is asked for, and not the
+ * device: a thread may have none, and cudaSetDevice would make one on the device that it has never
+ * used, which takes memory there. */
 typedef struct kvf_cuda_caller {
-    int device;
+    void *context;
     bool is_relaxed; /* captures of other threads forbid it nothing now; before, `mode` said */
     enum cudaStreamCaptureMode mode;
 } kvf_cuda_caller;
@@ -215,7 +222,10 @@ kvf_cuda_call *kvf_cuda_graph_call(kvf_cuda_device *device);
 
 /* ---- the driver: cuda_driver.c ---- */
 
-void kvf_cuda_driver_find(kvf_cuda_device *device);
+/* Find the calls, and make sure of the device's context. kvf_cuda_driver_close undoes it, half-open
+ * too. */
+KVF_CHECKED kvf_status kvf_cuda_driver_open(kvf_cuda_device *device);
+void kvf_cuda_driver_close(kvf_cuda_device *device);
 
 /* One batch of `count` copies; the device is current. Returns a cudaError_t. */
 cudaError_t kvf_cuda_driver_batch(const kvf_cuda_driver *driver, void *const *to,

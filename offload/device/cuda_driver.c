@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Calls of the NVIDIA driver that the oldest supported toolkit lacks, and what only a trial tells.
+ * Calls of the NVIDIA driver that the oldest supported toolkit lacks, those for contexts, which the
+ * runtime does not have, and what only a trial tells.
  *
  * A call is looked up by name and by the version of its signature: a driver keeps old signatures,
  * so what runs here does not depend on the toolkit that built it. Invariant: a capability that the
@@ -55,21 +56,36 @@ static void *find(const char *name, unsigned version)
         memcpy(&(call), &found_, sizeof(call));                                                    \
     } while (0)
 
-void kvf_cuda_driver_find(kvf_cuda_device *device)
-{
-    kvf_cuda_driver *d = &device->driver;
-    FIND(d->batch, "cuMemcpyBatchAsync", 13000);
-    if (!d->batch)
-        FIND(d->batch_12, "cuMemcpyBatchAsync", 12080);
-}
-
-/* ---- calling them ---- */
-
 /* Codes of the driver have the runtime's numbers. */
 static cudaError_t of_driver(int code)
 {
     return (cudaError_t)code;
 }
+
+kvf_status kvf_cuda_driver_open(kvf_cuda_device *device)
+{
+    kvf_cuda_driver *d = &device->driver;
+    FIND(d->batch, "cuMemcpyBatchAsync", 13000);
+    if (!d->batch)
+        FIND(d->batch_12, "cuMemcpyBatchAsync", 12080);
+    FIND(d->context_get, "cuCtxGetCurrent", 4000);
+    FIND(d->context_set, "cuCtxSetCurrent", 4000);
+    FIND(d->primary_retain, "cuDevicePrimaryCtxRetain", 7000);
+    FIND(d->primary_release, "cuDevicePrimaryCtxRelease", 11000);
+    if (!d->context_get || !d->context_set || !d->primary_retain || !d->primary_release)
+        return kvf_cuda_failed(device, cudaErrorNotSupported, "the driver's calls for contexts");
+    return kvf_cuda_failed(device, of_driver(d->primary_retain(&device->context, device->ordinal)),
+                           "the device could not be opened");
+}
+
+void kvf_cuda_driver_close(kvf_cuda_device *device)
+{
+    if (device->context)
+        (void)device->driver.primary_release(device->ordinal); /* keeps nothing, whatever it says */
+    device->context = NULL;
+}
+
+/* ---- calling them ---- */
 
 static cudaError_t batch_part(const kvf_cuda_driver *driver, void *const *to,
                               const void *const *from, size_t bytes, uint32_t count,

@@ -124,15 +124,24 @@ kvf_status kvf_cuda_failed(kvf_cuda_device *device, cudaError_t error, const cha
                     cudaGetErrorString(error), cudaGetErrorName(error), fix_of(error));
 }
 
+static cudaError_t make_current(const kvf_cuda_device *device, kvf_cuda_caller *before)
+{
+    void *context = device->context;
+    *before = (kvf_cuda_caller){.context = context};
+    int error = device->driver.context_get(&context);
+    if (error == 0 && context != device->context)
+        error = device->driver.context_set(device->context);
+    if (error == 0)
+        before->context = context;
+    return (cudaError_t)error; /* the driver's codes are the runtime's numbers */
+}
+
 kvf_status kvf_cuda_enter(kvf_cuda_device *device, kvf_cuda_caller *before)
 {
-    *before = (kvf_cuda_caller){.device = device->ordinal};
     if (atomic_load_explicit(&device->lost, memory_order_relaxed) != 0)
         return say_lost(device);
-    cudaError_t error = cudaGetDevice(&before->device);
-    if (error == cudaSuccess && before->device != device->ordinal)
-        error = cudaSetDevice(device->ordinal);
-    return kvf_cuda_failed(device, error, "the device could not be made current");
+    return kvf_cuda_failed(device, make_current(device, before),
+                           "the device could not be made current");
 }
 
 static cudaError_t relax(kvf_cuda_caller *before)
@@ -155,12 +164,7 @@ kvf_status kvf_cuda_enter_relaxed(kvf_cuda_device *device, kvf_cuda_caller *befo
 
 void kvf_cuda_enter_release(kvf_cuda_device *device, kvf_cuda_caller *before)
 {
-    *before = (kvf_cuda_caller){.device = device->ordinal};
-    if (cudaGetDevice(&before->device) != cudaSuccess) {
-        (void)cudaGetLastError();
-        before->device = device->ordinal;
-    }
-    if (before->device != device->ordinal && cudaSetDevice(device->ordinal) != cudaSuccess)
+    if (make_current(device, before) != cudaSuccess)
         (void)cudaGetLastError();
     if (relax(before) != cudaSuccess)
         (void)cudaGetLastError();
@@ -170,7 +174,7 @@ void kvf_cuda_leave(const kvf_cuda_device *device, kvf_cuda_caller before)
 {
     if (before.is_relaxed && cudaThreadExchangeStreamCaptureMode(&before.mode) != cudaSuccess)
         (void)cudaGetLastError();
-    if (before.device != device->ordinal && cudaSetDevice(before.device) != cudaSuccess)
+    if (before.context != device->context && device->driver.context_set(before.context) != 0)
         (void)cudaGetLastError();
 }
 

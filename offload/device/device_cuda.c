@@ -5,7 +5,7 @@
  *
  * The other files of the device are cuda_error.c (what CUDA says), cuda_memory.c, cuda_stream.c,
  * cuda_work.c, cuda_graph.c and cuda_driver.c (what older toolkits lack). The caller's current
- * device is the same after every call as before it. Invariant: a half-open device is closed by the
+ * context is the same after every call as before it. Invariant: a half-open device is closed by the
  * same function as an open one.
  *
  * Host memory that is registered counts nothing against RLIMIT_MEMLOCK: NVIDIA's driver pins pages
@@ -42,6 +42,7 @@ static void cuda_close(kvf_device *base)
             kvf_cuda_refuse_early_starts(-1);
         kvf_cuda_leave(device, before);
     }
+    kvf_cuda_driver_close(device);
     pthread_mutex_destroy(&device->lock);
     kvf_free(base->context, device);
 }
@@ -162,6 +163,7 @@ static kvf_status load_kernels(kvf_cuda_device *device)
 static kvf_status start(kvf_cuda_device *device, const kvf_device_config *config)
 {
     kvf_cuda_caller before;
+    KVF_TRY(kvf_cuda_driver_open(device));
     KVF_TRY(kvf_cuda_enter_relaxed(device, &before));
     kvf_status status = kvf_cuda_failed(device, read_properties(device), "the device's properties");
     if (status == KVF_OK)
@@ -174,10 +176,8 @@ static kvf_status start(kvf_cuda_device *device, const kvf_device_config *config
         kvf_cuda_refuse_early_starts(1);
         device->starts_late = true;
     }
-    if (status == KVF_OK) {
-        kvf_cuda_driver_find(device);
+    if (status == KVF_OK)
         status = kvf_cuda_driver_probe(device);
-    }
     kvf_cuda_leave(device, before);
     return status;
 }

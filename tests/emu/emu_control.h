@@ -51,7 +51,7 @@ typedef struct kvf_emu_config {
 typedef struct kvf_emu_counts {
     /* Alive now. */
     uint64_t allocations, pinned_allocations, registrations, streams, events, graphs, graph_execs,
-        cublas_handles;
+        cublas_handles, contexts; /* contexts that are retained */
     uint64_t allocated_bytes, pinned_bytes;
     /* Since the last kvf_emu_reset(). */
     uint64_t calls;           /* of every entry point that can fail */

@@ -7,6 +7,7 @@
  * of the driver have the numbers of the runtime's.
  */
 
+#include <algorithm>
 #include <cuda.h>
 #include <string.h>
 
@@ -96,6 +97,44 @@ CUresult CUDAAPI device_attribute(int *value, CUdevice_attribute attribute, CUde
     return (CUresult)cudaDeviceGetAttribute(value, (cudaDeviceAttr)attribute, device);
 }
 
+/* ---- contexts: of each device the primary one alone ---- */
+
+char primary[64];
+
+CUresult CUDAAPI primary_retain(CUcontext *context, CUdevice device)
+{
+    EMU_ENTER_DRIVER("cuDevicePrimaryCtxRetain");
+    if (device < 0 || (uint32_t)device >= std::min((uint32_t)sizeof primary, config().devices))
+        return CUDA_ERROR_INVALID_DEVICE;
+    count(counts.contexts);
+    *context = (CUcontext)&primary[device];
+    return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI primary_release(CUdevice device)
+{
+    (void)device;
+    static EntryPoint entry_point("cuDevicePrimaryCtxRelease");
+    const CUresult outcome = (CUresult)enter(entry_point, 0);
+    uncount(counts.contexts);
+    return outcome;
+}
+
+CUresult CUDAAPI context_get(CUcontext *context)
+{
+    EMU_ENTER_DRIVER("cuCtxGetCurrent");
+    const int device = current_context();
+    *context = device < 0 ? nullptr : (CUcontext)&primary[device];
+    return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI context_set(CUcontext context)
+{
+    EMU_ENTER_DRIVER("cuCtxSetCurrent");
+    set_context(context == nullptr ? -1 : (int)((char *)context - primary));
+    return CUDA_SUCCESS;
+}
+
 CUresult CUDAAPI driver_version(int *version)
 {
     return (CUresult)cudaDriverGetVersion(version);
@@ -114,6 +153,10 @@ const Symbol SYMBOLS[] = {{"cuMemcpyBatchAsync", 12080, (void *)batch_v1},
                           {"cuDeviceGetUuid", 9020, (void *)device_uuid},
                           {"cuDeviceGetUuid_v2", 11040, (void *)device_uuid},
                           {"cuDeviceGetAttribute", 2000, (void *)device_attribute},
+                          {"cuDevicePrimaryCtxRetain", 7000, (void *)primary_retain},
+                          {"cuDevicePrimaryCtxRelease", 11000, (void *)primary_release},
+                          {"cuCtxGetCurrent", 4000, (void *)context_get},
+                          {"cuCtxSetCurrent", 4000, (void *)context_set},
                           {"cuDriverGetVersion", 2000, (void *)driver_version}};
 
 /* The newest form that both the version asked for and the driver have. */

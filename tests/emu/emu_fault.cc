@@ -237,6 +237,7 @@ void kvf_emu_get_counts(kvf_emu_counts *out)
     EMU_COUNT(graphs);
     EMU_COUNT(graph_execs);
     EMU_COUNT(cublas_handles);
+    EMU_COUNT(contexts);
     EMU_COUNT(allocated_bytes);
     EMU_COUNT(pinned_bytes);
     EMU_COUNT(calls);
@@ -271,7 +272,8 @@ int kvf_emu_is_clean(void)
                  {"events", c.events},
                  {"graphs", c.graphs},
                  {"graph execs", c.graph_execs},
-                 {"cuBLAS handles", c.cublas_handles}};
+                 {"cuBLAS handles", c.cublas_handles},
+                 {"contexts", c.contexts}};
     int is_clean = 1;
     for (const auto &a : alive) {
         if (a.count != 0) {

@@ -21,7 +21,9 @@ namespace emu
 namespace
 {
 
-thread_local int device_of_thread = 0;
+thread_local int device_of_thread = 0; /* that it has set */
+constexpr int NO_CONTEXT = -1;
+thread_local int context_of_thread = NO_CONTEXT; /* the device whose context is current */
 
 struct Limits {
     uint32_t compute; /* 10 * major + minor */
@@ -157,9 +159,22 @@ bool attribute_of(const cudaDeviceProp &p, cudaDeviceAttr attribute, int *value)
 
 } // namespace
 
+/* A thread without a context gets that of the device it has set, when it needs one. */
 int current_device()
 {
-    return device_of_thread;
+    if (context_of_thread == NO_CONTEXT)
+        context_of_thread = device_of_thread;
+    return context_of_thread;
+}
+
+int current_context()
+{
+    return context_of_thread;
+}
+
+void set_context(int device)
+{
+    context_of_thread = device;
 }
 
 /* ---- kernels that the current device has loaded ---- */
@@ -175,7 +190,7 @@ static std::atomic<int> carveout_of_last{cudaSharedmemCarveoutDefault};
 
 static std::pair<int, const void *> here(const void *function)
 {
-    return {device_of_thread, function};
+    return {current_device(), function};
 }
 
 /* True if it was not loaded yet. */
@@ -264,7 +279,7 @@ cudaError_t cudaSetDevice(int device)
     EMU_ENTER(0);
     if (!emu::is_device(device))
         return fail(cudaErrorInvalidDevice);
-    emu::device_of_thread = device;
+    emu::device_of_thread = emu::context_of_thread = device;
     return cudaSuccess;
 }
 
@@ -273,7 +288,8 @@ cudaError_t cudaGetDevice(int *device)
     EMU_ENTER(0);
     if (device == nullptr)
         return fail(cudaErrorInvalidValue);
-    *device = emu::device_of_thread;
+    const int context = emu::context_of_thread;
+    *device = context == emu::NO_CONTEXT ? emu::device_of_thread : context;
     return cudaSuccess;
 }
 

@@ -136,14 +136,17 @@ void set_in_host_function(bool is_in);
 /* The error that waits for cudaGetLastError on this thread. */
 cudaError_t pending_error(bool is_cleared);
 kvf_emu_config config();
-/* The device that this thread has set. */
+/* The device whose context this thread's calls use. */
 int current_device();
+/* The same, -1 if the thread has no context; and change it. */
+int current_context();
+void set_context(int device);
 /* No kernel was launched since: emu_runtime.cc. */
 void forget_launches();
 
 struct Counts {
     std::atomic<uint64_t> allocations{0}, pinned_allocations{0}, registrations{0}, streams{0},
-        events{0}, graphs{0}, graph_execs{0}, cublas_handles{0}, allocated_bytes{0},
+        events{0}, graphs{0}, graph_execs{0}, cublas_handles{0}, contexts{0}, allocated_bytes{0},
         pinned_bytes{0}, calls{0}, waits{0}, pageable_copies{0}, launches{0}, early_starts{0},
         carveout_changes{0}, copies{0}, copied_bytes{0}, graph_launches{0}, chain_nodes{0},
         forbidden_calls{0}, dropped_batches{0}, full_queues{0}, late_loads{0}, faults{0};

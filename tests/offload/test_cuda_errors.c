@@ -7,6 +7,7 @@
  * Runs in emulated builds, whose CUDA does as it is told.
  */
 
+#include <pthread.h>
 #include <sys/mman.h>
 
 #include <cuda_runtime_api.h>
@@ -197,6 +198,53 @@ static void test_absence(void **state)
     expect_absent("supports CUDA 11.8");
 }
 
+/* `raw` if it is not known. */
+static void *current_context(void *raw)
+{
+    int (*get)(void **context) = NULL;
+    void *found = NULL, *context = NULL;
+    enum cudaDriverEntryPointQueryResult result;
+    (void)cudaGetDriverEntryPointByVersion("cuCtxGetCurrent", &found, 4000, cudaEnableDefault,
+                                           &result);
+    memcpy(&get, &found, sizeof get);
+    return get && get(&context) == 0 ? context : raw;
+}
+
+/* A thread that has never used a GPU, and then has set the first. */
+typedef struct newcomer {
+    kvf_device *device;
+    kvf_status status;
+    void *before[2], *after[2];
+} newcomer;
+
+static void *be_new(void *raw)
+{
+    newcomer *n = raw;
+    for (uint32_t i = 0; i < 2 && n->status == KVF_OK; i++) {
+        void *memory = NULL;
+        n->before[i] = current_context(raw);
+        n->status = n->device->ops->memory_alloc(n->device, 100, &memory);
+        n->device->ops->memory_free(n->device, memory);
+        n->after[i] = current_context(raw);
+        (void)cudaSetDevice(0);
+    }
+    return NULL;
+}
+
+/* It has no context afterwards either: that of another device would take memory there. */
+static void check_contexts(kvf_device *device)
+{
+    newcomer n = {.device = device};
+    pthread_t thread;
+    assert_int_equal(pthread_create(&thread, NULL, be_new, &n), 0);
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    RIG_OK(n.status);
+    assert_null(n.before[0]);
+    assert_null(n.after[0]);
+    assert_non_null(n.before[1]);
+    assert_ptr_equal(n.after[1], n.before[1]);
+}
+
 static void test_ordinal(void **state)
 {
     kvf_emu_config emu = machine();
@@ -220,6 +268,7 @@ static void test_ordinal(void **state)
     assert_int_equal(cudaGetDevice(&current), cudaSuccess);
     assert_int_equal(current, 0); /* the caller's stays */
     device->ops->memory_free(device, memory);
+    check_contexts(device);
     kvf_device_close(device);
     kvf_context_destroy(context);
     kvf_emu_reset();
