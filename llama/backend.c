@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "cell_numbers.h"
+#include "common/clock.h"
 #include "plugin.h"
 
 /* A write of so few rows is not worth waking threads, and has the same bits with one. */
@@ -127,7 +128,7 @@ static int graph_compute(gg_backend *backend, gg_graph *graph)
     }
     if (p->settings.log_seconds > 0) {
         pthread_mutex_lock(&p->lock);
-        if (kvl_now() - p->told_at >= p->settings.log_seconds)
+        if (kvf_now_seconds() - p->told_at >= p->settings.log_seconds)
             kvl_summary(p);
         pthread_mutex_unlock(&p->lock);
     }

@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/clock.h"
 #include "plugin.h"
 
 #define EXPORTED __attribute__((visibility("default")))
@@ -91,7 +92,7 @@ static gg_registry *load(kvl_plugin *p, const void *inside)
     if (!gg_open(&p->gg, inside, why))
         return refuse(why);
     p->is_loaded = 1;
-    p->told_at = kvl_now();
+    p->told_at = kvf_now_seconds();
     kvl_say("loaded into llama.cpp (ggml %s, backend interface %d)", p->gg.version,
             p->gg.api_version);
     kvl_report("loaded ggml=%s api=%d\n", p->gg.version, p->gg.api_version);

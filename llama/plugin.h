@@ -184,6 +184,5 @@ void kvl_leave(kvl_plugin *p, kvl_layer *layer, kvl_reason reason, uint64_t rows
                const char *detail);
 /** The line of what was attended, if there was anything. */
 void kvl_summary(kvl_plugin *p);
-double kvl_now(void);
 
 #endif

@@ -9,20 +9,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "common/clock.h"
 #include "common/text.h"
 #include "plugin.h"
 
 enum { LINE = 1024 };
-
-double kvl_now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 void kvl_say(const char *format, ...)
 {
@@ -74,7 +67,7 @@ void kvl_summary(kvl_plugin *p)
     for (int r = 0; r < KVL_REASONS_COUNT; r++)
         c.stock += c.left[r];
     const double all = c.served + c.stock;
-    p->told_at = kvl_now();
+    p->told_at = kvf_now_seconds();
     if (all + c.prompt + c.prompt_served == 0)
         return;
     char text[LINE];

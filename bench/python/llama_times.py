@@ -78,7 +78,8 @@ def main():
     if steps:
         times = steps_after(model, context, random, depth, steps)
     else:
-        context.decode([(5, 0, 1, True)]) # what is done once
+        context.prompt([5]) # what is done once
+        context.remove(0)
         times = [timed(lambda: context.prompt(random.integers(5, model.tokens, depth).tolist()))]
     clock, threads = zip(*times)
     print(json.dumps({"clock": clock, "threads": threads}))
