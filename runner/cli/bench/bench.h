@@ -76,12 +76,18 @@ void bench_end(bench_sweep *sweep);
 /** A row of empty cells. @return NULL after a message */
 cli_cell *bench_row(bench_sweep *sweep);
 
-#define BENCH_FIT_MAX 24u
+#define BENCH_ALIKE_MAX 5u
 
-/** A line through rows @p of [count, at most BENCH_FIT_MAX]: the four cells from @p first_column on
- * become its value there, its intercept, its rate and R2. */
-void bench_fit(cli_table *table, const uint32_t *of, uint32_t count, uint32_t x_column,
-               uint32_t y_column, uint32_t first_column);
+/* Lines through rows that are alike, by numbers of columns. */
+typedef struct bench_lines {
+    uint32_t x, y;                   /* what grows, and its time */
+    uint32_t predicted;              /* the line's value there; then its intercept, rate and R2 */
+    uint32_t alike[BENCH_ALIKE_MAX]; /* equal in all rows of a line */
+} bench_lines;
+
+/** From the row @p first on, of rows that have a time; of those with this text in the column of
+ * alike[0], or all if NULL. */
+void bench_fit(cli_table *table, const bench_lines *lines, uint32_t first, const char *only);
 
 /** "NAME (cuda)", as long as the sweep. */
 const char *bench_device(bench_sweep *sweep);

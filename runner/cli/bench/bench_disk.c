@@ -52,6 +52,12 @@ enum disk_column { COLUMNS(CLI_COLUMN_NUMBER) DISK_COLUMN_COUNT };
 
 static const cli_column columns[] = {COLUMNS(CLI_COLUMN_ROW)};
 
+/* Peaks are rows of their own. */
+static const bench_lines lines = {DISK_EXTENT_BYTES,
+                                  DISK_US,
+                                  DISK_PREDICTED,
+                                  {DISK_WHAT, DISK_ENGINE, DISK_MODE, DISK_DEPTH, DISK_DEPTH}};
+
 /* ---- cases ---- */
 
 #define NONE  UINT32_MAX
@@ -282,30 +288,6 @@ static bool add_figures(disk_run *run, const disk_row *r)
     return true;
 }
 
-/* ---- fit ---- */
-
-/* Cases of one line: all alike but the size. Peaks are rows of their own. */
-static bool is_same_line(const disk_run *run, uint32_t a, uint32_t b)
-{
-    const kvf_disk_case *x = &run->rows[a].c, *y = &run->rows[b].c;
-    return x->what == y->what && x->engine == y->engine && x->direct == y->direct &&
-           x->depth == y->depth && cli_table_at(&run->sweep.table, b, DISK_US)->is_set;
-}
-
-static void fit_lines(disk_run *run)
-{
-    cli_table *t = &run->sweep.table;
-    for (uint32_t first = PEAKS; first < t->row_count; first++) {
-        uint32_t of[BENCH_FIT_MAX], count = 0;
-        if (cli_table_at(t, first, DISK_R2)->is_set)
-            continue;
-        for (uint32_t i = first; i < t->row_count && count < BENCH_FIT_MAX; i++)
-            if (is_same_line(run, first, i))
-                of[count++] = i;
-        bench_fit(t, of, count, DISK_EXTENT_BYTES, DISK_US, DISK_PREDICTED);
-    }
-}
-
 /* ---- all ---- */
 
 static bool open_run(disk_run *run)
@@ -343,7 +325,7 @@ static bool run_all(disk_run *run)
     for (uint32_t i = 0; i < run->row_count; i++)
         if (!add_figures(run, &run->rows[i]))
             return false;
-    fit_lines(run);
+    bench_fit(&run->sweep.table, &lines, PEAKS, NULL);
     run->sweep.failed = !write_results(run, rounds) || run->sweep.failed;
     return true;
 }

@@ -72,6 +72,12 @@ enum link_column { COLUMNS(CLI_COLUMN_NUMBER) LINK_COLUMN_COUNT };
 
 static const cli_column columns[] = {COLUMNS(CLI_COLUMN_ROW)};
 
+static const bench_lines lines = {
+    LINK_BYTES,
+    LINK_MEDIAN,
+    LINK_PREDICTED,
+    {LINK_SUITE, LINK_METHOD, LINK_PATTERN, LINK_SLOTS, LINK_PAGE_BYTES}};
+
 static double micro(uint64_t ns)
 {
     return (double)ns * 1e-3;
@@ -229,7 +235,7 @@ static void set_peaks(link_run *run)
     for (uint32_t i = 0; i < t->row_count; i++) {
         const uint32_t before = run->turns[i];
         if (before > 0 && before < run->peak_count)
-            set_ratio_to_peak(t->cells + (size_t)i * t->column_count,
+            set_ratio_to_peak(cli_table_at(t, i, 0),
                               (run->peaks[before - 1] + run->peaks[before]) / 2);
     }
 }
@@ -285,8 +291,7 @@ static void set_ratios(const link_run *run)
         const cli_cell *over = cli_table_at(t, row, LINK_RATE);
         const cli_cell *under = cli_table_at(t, run->first + (uint32_t)base, LINK_RATE);
         if (over->is_set && under->is_set)
-            cli_cell_real(&t->cells[(size_t)row * t->column_count + LINK_TIMES_BASE],
-                          over->real / under->real);
+            cli_cell_real(cli_table_at(t, row, LINK_TIMES_BASE), over->real / under->real);
     }
 }
 
@@ -327,36 +332,6 @@ static void run_suites(link_run *run, uint64_t total)
         set_ratios(run);
     }
     bench_end(&run->sweep);
-}
-
-/* ---- fit ---- */
-
-static bool is_same_text(const cli_table *t, uint32_t a, uint32_t b, uint32_t column)
-{
-    return strcmp(cli_table_at(t, a, column)->text, cli_table_at(t, b, column)->text) == 0;
-}
-
-/* Rows of one line: the same suite, method, pattern, slots and page size. */
-static bool is_same_line(const cli_table *t, uint32_t a, uint32_t b)
-{
-    return strcmp(cli_table_at(t, b, LINK_SUITE)->text, "methods") == 0 &&
-           is_same_text(t, a, b, LINK_METHOD) && is_same_text(t, a, b, LINK_PATTERN) &&
-           is_same_text(t, a, b, LINK_SLOTS) &&
-           cli_table_at(t, a, LINK_PAGE_BYTES)->integer ==
-               cli_table_at(t, b, LINK_PAGE_BYTES)->integer;
-}
-
-static void fit_lines(cli_table *t)
-{
-    for (uint32_t first = 0; first < t->row_count; first++) {
-        uint32_t of[BENCH_FIT_MAX], count = 0;
-        if (!is_same_line(t, first, first) || cli_table_at(t, first, LINK_R2)->is_set)
-            continue;
-        for (uint32_t i = first; i < t->row_count && count < BENCH_FIT_MAX; i++)
-            if (is_same_line(t, first, i) && cli_table_at(t, i, LINK_MEDIAN)->is_set)
-                of[count++] = i;
-        bench_fit(t, of, count, LINK_BYTES, LINK_MEDIAN, LINK_PREDICTED);
-    }
 }
 
 /* ---- all ---- */
@@ -413,7 +388,7 @@ static bool run_all(link_run *run)
     run_suites(run, count_cases(run));
     (void)measure_peak(run);
     set_peaks(run);
-    fit_lines(&run->sweep.table);
+    bench_fit(&run->sweep.table, &lines, 0, "methods");
     run->sweep.failed = !write_results(run) || run->sweep.failed;
     run->sweep.failed = !cli_output_commit(&run->samples) || run->sweep.failed;
     return true;

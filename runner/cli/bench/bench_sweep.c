@@ -96,24 +96,47 @@ cli_cell *bench_row(bench_sweep *s)
 
 /* ---- the line ---- */
 
-void bench_fit(cli_table *t, const uint32_t *of, uint32_t count, uint32_t x_column,
-               uint32_t y_column, uint32_t first_column)
+#define FIT_MAX 24u
+
+static bool is_on_line(const cli_table *t, const bench_lines *lines, uint32_t row, uint32_t first)
 {
-    double x[BENCH_FIT_MAX] = {0}, y[BENCH_FIT_MAX] = {0};
-    kvf_link_line line;
-    for (uint32_t i = 0; i < count; i++) {
-        x[i] = (double)cli_table_at(t, of[i], x_column)->integer;
-        y[i] = cli_table_at(t, of[i], y_column)->real;
+    bool is_alike = cli_table_at(t, row, lines->y)->is_set;
+    for (uint32_t i = 0; i < BENCH_ALIKE_MAX; i++) {
+        const cli_cell *a = cli_table_at(t, row, lines->alike[i]);
+        const cli_cell *b = cli_table_at(t, first, lines->alike[i]);
+        is_alike = is_alike && a->integer == b->integer && strcmp(a->text, b->text) == 0;
     }
+    return is_alike;
+}
+
+static void fit_line(cli_table *t, const bench_lines *lines, uint32_t first)
+{
+    uint32_t of[FIT_MAX], count = 0;
+    double x[FIT_MAX] = {0}, y[FIT_MAX] = {0};
+    kvf_link_line line;
+    for (uint32_t i = first; i < t->row_count && count < FIT_MAX; i++)
+        if (is_on_line(t, lines, i, first)) {
+            x[count] = (double)cli_table_at(t, i, lines->x)->integer;
+            y[count] = cli_table_at(t, i, lines->y)->real;
+            of[count++] = i;
+        }
     if (kvf_link_fit(x, y, count, 1, &line) != KVF_OK)
         return;
     for (uint32_t i = 0; i < count; i++) {
-        cli_cell *row = t->cells + (size_t)of[i] * t->column_count + first_column;
+        cli_cell *row = cli_table_at(t, of[i], lines->predicted);
         cli_cell_real(&row[0], line.intercept + line.slope * x[i]);
         cli_cell_real(&row[1], line.intercept);
         cli_cell_real(&row[2], 1e-3 / line.slope);
         cli_cell_real(&row[3], line.r_squared);
     }
+}
+
+void bench_fit(cli_table *t, const bench_lines *lines, uint32_t first, const char *only)
+{
+    for (; first < t->row_count; first++)
+        if (!cli_table_at(t, first, lines->predicted + 3)->is_set &&
+            (!only || strcmp(cli_table_at(t, first, lines->alike[0])->text, only) == 0))
+            fit_line(t, lines, first);
 }
 
 /* ---- the end ---- */

@@ -100,7 +100,7 @@ void cli_cell_real(cli_cell *cell, double value); /* not set if not finite */
 /* The median of @p values, which are sorted then, and the 10th and 90th percentile. */
 void cli_cells_spread(cli_cell cells[3], double *values, size_t count);
 
-const cli_cell *cli_table_at(const cli_table *table, uint32_t row, uint32_t column);
+cli_cell *cli_table_at(const cli_table *table, uint32_t row, uint32_t column);
 
 /** Names and values of the head of JSON output, in order; ends with NULL. */
 typedef struct cli_fact {

@@ -71,7 +71,7 @@ void cli_cells_spread(cli_cell cells[3], double *values, size_t count)
         cli_cell_real(&cells[i], kvf_percentile(values, count, percents[i]));
 }
 
-const cli_cell *cli_table_at(const cli_table *table, uint32_t row, uint32_t column)
+cli_cell *cli_table_at(const cli_table *table, uint32_t row, uint32_t column)
 {
     return table->cells + (size_t)row * table->column_count + column;
 }
