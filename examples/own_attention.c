@@ -122,6 +122,22 @@ static kvf_cache *open_cache(kvf_runtime *runtime)
     return cache;
 }
 
+/* Appended alone: there is no q. */
+static void read_prompts(kvf_cache *cache, kvf_stream *stream, float *k, float *v,
+                         kvf_sequence **sequences, const kvf_error *last)
+{
+    for (uint32_t b = 0; b < BATCH; b++) {
+        const uint32_t tokens = PROMPT_TOKENS + b * 100;
+        must(kvf_sequence_create(cache, &sequences[b]), last);
+        fill(k, tokens * KV_FLOATS);
+        fill(v, tokens * KV_FLOATS);
+        const kvf_prefill_args prefill = {
+            .sequence = sequences[b], .tokens = tokens, .k = k, .v = v};
+        must(kvf_prefill(cache, &prefill, stream), last);
+        must(kvf_stream_wait(stream), last);
+    }
+}
+
 int main(void)
 {
     kvf_error error;
@@ -149,16 +165,7 @@ int main(void)
     };
 
     kvf_sequence *sequences[BATCH];
-    for (uint32_t b = 0; b < BATCH; b++) {
-        const uint32_t tokens = PROMPT_TOKENS + b * 100;
-        must(kvf_sequence_create(cache, &sequences[b]), last);
-        fill(k, tokens * KV_FLOATS);
-        fill(v, tokens * KV_FLOATS);
-        const kvf_prefill_args prefill = {
-            .sequence = sequences[b], .tokens = tokens, .k = k, .v = v}; /* append only: no q */
-        must(kvf_prefill(cache, &prefill, stream), last);
-        must(kvf_stream_wait(stream), last);
-    }
+    read_prompts(cache, stream, k, v, sequences, last);
 
     float worst = 0;
     int32_t pages = 0;

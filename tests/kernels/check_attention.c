@@ -254,6 +254,21 @@ static void send_home(check *c, const kvf_shape *s, kvf_span *spans, size_t coun
     poison(s, spans, count);
 }
 
+/* Pages that were at home are here. */
+static void expect_brought(check *c, const kvf_attend_step_args *a)
+{
+    const kvf_attend_args *t = &a->attend;
+    for (uint32_t l = 0; l < t->lists; l++) {
+        for (uint32_t i = 0; i < t->span_count[l]; i++) {
+            const kvf_span *span = &t->spans[(size_t)l * t->spans_max + i];
+            if (span->home)
+                check_bits(c, "page", span->page, span->home, span_bytes(&t->shape, span));
+        }
+        if (a->arrived[l] != 0)
+            check_fail(c, "list %u still counts %u blocks", l, a->arrived[l]);
+    }
+}
+
 static void step_case(check *c, const kvf_shape *keys, uint32_t group, uint32_t split_tokens,
                       check_data data)
 {
@@ -303,15 +318,7 @@ static void step_case(check *c, const kvf_shape *keys, uint32_t group, uint32_t 
         t->partial_lse = check_out(c, part_rows * sizeof(float));
         CHECK_RUN(c, i ? c->var : c->ref, attend_step, &a, i);
     }
-    for (uint32_t l = 0; l < t->lists; l++) {
-        for (uint32_t i = 0; i < counts[l]; i++) {
-            const kvf_span *span = &spans[(size_t)l * t->spans_max + i];
-            if (span->home)
-                check_bits(c, "page", span->page, span->home, span_bytes(shape, span));
-        }
-        if (a.arrived[l] != 0)
-            check_fail(c, "list %u still counts %u blocks", l, a.arrived[l]);
-    }
+    expect_brought(c, &a);
     const size_t tokens = (size_t)t->spans_max * shape->page_size;
     v_max *= value_parts(c, shape);
     bounds b = bounds_of(shape, check_norm(q, shape->dtype, rows, shape->head_dim), k_norm, v_max,

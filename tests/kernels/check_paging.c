@@ -409,6 +409,25 @@ static float *make_scores(check *c, const check_rows *w, kvf_select_args *a)
     return scores;
 }
 
+/* Every chosen page is attended in a slot of its own list; those that were chosen before, too. */
+static void expect_chosen(check *c, const check_rows *w, const kvf_select_args *a, bool again)
+{
+    for (uint32_t l = 0; l < w->rows * w->p.lists; l++) {
+        const kvf_row *row = &w->row[l / w->p.lists];
+        const kvf_span *chosen =
+            a->spans + (size_t)l * a->spans_max + a->span_count[l] - a->id_count[l];
+        if (again && a->miss_count[l] != 0)
+            check_fail(c, "list %u misses %u pages that it just chose", l, a->miss_count[l]);
+        for (uint32_t i = 0; i < a->id_count[l]; i++) {
+            const int32_t id = a->ids[l * a->ids_max + i];
+            const int32_t slot = kvf_row_slot_of(&w->p, row, l % w->p.lists, (uint32_t)id);
+            if (slot < 0 || slot != a->slot_of_id[l * a->ids_max + i] ||
+                chosen[i].page != kvf_row_slot(&w->p, row, l % w->p.lists, (uint32_t)slot))
+                check_fail(c, "list %u: page %d is not attended in its slot", l, id);
+        }
+    }
+}
+
 /* Everything that a recorded step does between scores and attention, several times. A GPU may give
  * lists other slots than the reference, and where they meet in a bucket take other pages away:
  * where there are several rows every page has room. */
@@ -472,21 +491,7 @@ static void select_case(check *c, uint32_t rows, uint32_t blocks_max, uint32_t i
         for (uint32_t b = 0; b < w.rows; b++)
             w.row[b].use++;
         CHECK_BOTH(c, select, &a);
-        for (uint32_t l = 0; l < lists; l++) {
-            const kvf_row *row = &w.row[l / w.p.lists];
-            const kvf_span *chosen =
-                a.spans + (size_t)l * a.spans_max + a.span_count[l] - a.id_count[l];
-            if (turn == 3 && a.miss_count[l] != 0)
-                check_fail(c, "list %u misses %u pages that it just chose", l, a.miss_count[l]);
-            for (uint32_t i = 0; i < a.id_count[l]; i++) {
-                const int32_t slot =
-                    kvf_row_slot_of(&w.p, row, l % w.p.lists, (uint32_t)a.ids[l * a.ids_max + i]);
-                if (slot < 0 || slot != a.slot_of_id[l * a.ids_max + i] ||
-                    chosen[i].page != kvf_row_slot(&w.p, row, l % w.p.lists, (uint32_t)slot))
-                    check_fail(c, "list %u: page %d is not attended in its slot", l,
-                               a.ids[l * a.ids_max + i]);
-            }
-        }
+        expect_chosen(c, &w, &a, turn == 3);
     }
 }
 

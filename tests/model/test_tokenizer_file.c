@@ -184,13 +184,23 @@ static void opens_directories(void **state)
     fixture_directory_remove(directory);
 }
 
+static const char plain[] = "null";
+static const char framed[] =
+    "{\"type\":\"TemplateProcessing\",\"single\":[{\"SpecialToken\":{\"id\":\"<u>\"}},"
+    "{\"Sequence\":{\"id\":\"A\"}}],\"special_tokens\":{\"<u>\":{\"ids\":[2]}}}";
+
+static void write_framed(const char *directory, const char *post)
+{
+    char text[1024];
+    snprintf(text, sizeof text,
+             "{\"pre_tokenizer\":{\"type\":\"Whitespace\"},\"model\":%s,\"post_processor\":%s}",
+             words_model, post);
+    fixture_write_text(directory, "tokenizer.json", text);
+}
+
 /* The flags of tokenizer_config.json for a text's ends go over the post-processor. */
 static void follows_the_flags(void **state)
 {
-    static const char plain[] = "null";
-    static const char framed[] =
-        "{\"type\":\"TemplateProcessing\",\"single\":[{\"SpecialToken\":{\"id\":\"<u>\"}},"
-        "{\"Sequence\":{\"id\":\"A\"}}],\"special_tokens\":{\"<u>\":{\"ids\":[2]}}}";
     static const struct {
         const char *post, *config;
         size_t count;
@@ -220,14 +230,11 @@ static void follows_the_flags(void **state)
          {0},
          "is false: texts get no"},
     };
-    char *directory = fixture_directory_create(), text[1024];
+    char *directory = fixture_directory_create();
     kvf_tokenizer *t;
     kvf_error error = {0};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        snprintf(text, sizeof text,
-                 "{\"pre_tokenizer\":{\"type\":\"Whitespace\"},\"model\":%s,\"post_processor\":%s}",
-                 words_model, cases[i].post);
-        fixture_write_text(directory, "tokenizer.json", text);
+        write_framed(directory, cases[i].post);
         fixture_write_text(directory, "tokenizer_config.json", cases[i].config);
         if (kvf_tokenizer_open(directory, &t, &error) != KVF_OK)
             fail_msg("%s", error.text);
@@ -238,8 +245,16 @@ static void follows_the_flags(void **state)
             fail_msg("%s: %s", cases[i].config, kvf_tokenizer_note(t));
         kvf_tokenizer_close(t);
     }
-    /* the last one's frame, spelt by the text too */
-    fixture_write_text(directory, "tokenizer_config.json", "{}");
+    fixture_directory_remove(directory);
+}
+
+/* A frame that the text spells too, and flags that cannot be followed. */
+static void refuses_flags_without_tokens(void **state)
+{
+    char *directory = fixture_directory_create();
+    kvf_tokenizer *t;
+    kvf_error error = {0};
+    write_framed(directory, framed);
     assert_int_equal(kvf_tokenizer_open(directory, &t, &error), KVF_OK);
     assert_true(kvf_tokenizer_starts_twice(t, (uint32_t[]){2, 2, 0}, 3));
     assert_false(kvf_tokenizer_starts_twice(t, (uint32_t[]){2, 0, 2}, 3));
@@ -259,5 +274,6 @@ static void follows_the_flags(void **state)
 
 int main(void)
 {
-    return unit_run(refuses_wrong_files, does_what_it_says, opens_directories, follows_the_flags);
+    return unit_run(refuses_wrong_files, does_what_it_says, opens_directories, follows_the_flags,
+                    refuses_flags_without_tokens);
 }
