@@ -19,6 +19,12 @@
  * *list* is a row's pages for one KV head (lists == kv_heads) or one query head (lists == query
  * heads). Block b of a row holds tokens b * block_size ... and lies at blocks[b]. Blocks below
  * `sealed` are complete; their pages have digests and may be selected. The others are the window.
+ *
+ * A *slot* is room on the device for one page of a KV head, whichever row has the page (slots.h).
+ * A *span* is a page as attention reads it: where it lies, and which of its tokens count.
+ *
+ * A *call* is one call of the public API: a step, a chunk of a prompt, a cut. A kvf_row holds for
+ * one call: what the call seals lies between sealed_before and `sealed`, and `use` is its number.
  */
 
 #include <kvferry/kvferry.h>
