@@ -18,14 +18,19 @@ QUERY_HEADS, KV_HEADS, HEAD_DIM = 4, 2, 32
 GROUP = QUERY_HEADS // KV_HEADS
 
 
-def dense(q, k, v):
-    """Causal attention of the last tokens, q [t, query_heads, d] over k, v [n, kv_heads, d]."""
-    k, v = (np.repeat(a.astype(np.float64), GROUP, axis=1) for a in (k, v))
-    logits = np.einsum("thd,shd->hts", q.astype(np.float64), k) / np.sqrt(HEAD_DIM)
+def dense(q, k, v, sinks=None, cap=0.0, scale=None):
+    """Causal attention of the last tokens, q [t, query_heads, d] over k and v [n, kv_heads, d], in double
+    precision; sinks [query_heads] join the denominator, cap bends logits."""
+    k, v = (np.repeat(a.astype(np.float64), q.shape[1] // k.shape[1], axis=1) for a in (k, v))
+    logits = np.einsum("thd,shd->hts", q.astype(np.float64), k) * (scale or q.shape[2] ** -0.5)
+    if cap:
+        logits = cap * np.tanh(logits / cap)
     n, t = len(k), len(q)
     logits[:, np.arange(n)[None, :] > np.arange(n - t, n)[:, None]] = -np.inf
+    if sinks is not None:
+        logits = np.concatenate([logits, np.broadcast_to(np.reshape(sinks, (-1, 1, 1)), (q.shape[1], t, 1))], 2)
     weights = np.exp(logits - logits.max(-1, keepdims=True))
-    return np.einsum("hts,shd->thd", weights / weights.sum(-1, keepdims=True), v)
+    return np.einsum("hts,shd->thd", (weights / weights.sum(-1, keepdims=True))[:, :, :n], v)
 
 
 class Base(unittest.TestCase):
