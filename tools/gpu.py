@@ -5,13 +5,13 @@
 usage: gpu.py [A|B|C|PART...] [--jobs REGEX] [--out DIR] [--built DIR|FILE] [--seconds N] [--total N]
        gpu.py pack [--into DIR] [--built DIR]
 
-A is facts and kernels: does it work, and what does each kernel cost. B is decode and runner: whole
-steps, and a model. C is link, suite, sanitizer and peers. Parts may be named one by one: facts kernels
-suite sanitizer link decode peers runner; all of them if none is. Each ends within --seconds (520), all
-together within --total (540 for A, B and C); every job has a limit of its own; what is missing or fails
-stops nothing else. --jobs runs those whose names match, for a machine that is lent for minutes. A job
-that failed runs again alone, with launches that wait, then for a minute under memcheck, and its first
-report is printed.
+A is uses, facts and kernels: does code work that no GPU has run, and what does each kernel cost. B is decode,
+runner and peers: whole steps, a model, PyTorch beside them. A machine's start, A and B fit into a quarter
+of an hour. C has tests that passed before, and slow ones: operations, suite, sanitizer, offloaded and link. Parts
+may be named one by one; all of them if none is. Each ends within --seconds (520), all together within
+--total (270, 510 and 540 for A, B and C); every job has a limit of its own; what is missing or fails stops
+nothing else. --jobs runs those whose names match, for a machine that is lent for minutes. A job that failed
+runs again alone, with launches that wait, then for a minute under memcheck, and its first report is printed.
 
 --out (gpu-out/) gets results.json, written after every job: it keeps what earlier calls brought, job by
 job; and a log per part. The end is what was measured, and the aims that it meets. Programs come from
@@ -38,14 +38,15 @@ from gpu_job import TIME_OVER, find_gpu, look_at, say
 
 # The parts, in the order in which they run, and what each may have of a call's time beside others; what it
 # leaves is theirs.
-PARTS = {"facts": 1, "kernels": 4, "suite": 4, "sanitizer": 2, "link": 3, "decode": 2, "peers": 2, "runner": 3}
-CALLS = {"A": ["facts", "kernels"], "B": ["decode", "runner"], "C": ["link", "suite", "sanitizer", "peers"]}
-CALL_SECONDS = 540
+PARTS = {"uses": 3, "facts": 2, "kernels": 3, "decode": 2, "runner": 3, "peers": 2, "operations": 3, "suite": 3,
+         "sanitizer": 2, "offloaded": 2, "link": 3}
+CALLS = {"A": ["uses", "facts", "kernels"], "B": ["decode", "runner", "peers"],
+         "C": ["operations", "suite", "sanitizer", "offloaded", "link"]}
+CALL_SECONDS = {"A": 270, "B": 510, "C": 540}
 LOOKS = 0.15 # of a part's time: for what failed
 NAMED = 3 # of the jobs that the time was over for
 # Jobs at once: where time is measured, one.
-TOGETHER = {"facts": 4, "kernels": 6, "suite": 8, "sanitizer": 4, "link": 1, "decode": 1, "peers": 1,
-            "runner": 1}
+TOGETHER = {"facts": 4, "uses": 5, "operations": 6, "suite": 8, "sanitizer": 4}
 BAD = ("failed", "timeout")
 EVERY = re.compile("")  # job
 
@@ -116,7 +117,7 @@ def run_part(part, tree, kept, until, wanted=EVERY):
             kept.add(part, result)
     with tempfile.TemporaryDirectory(prefix="kvferry-gpu-") as folder:
         jobs = jobs_of(part, tree, pathlib.Path(folder), kept, wanted)
-        with concurrent.futures.ThreadPoolExecutor(TOGETHER[part]) as pool:
+        with concurrent.futures.ThreadPoolExecutor(TOGETHER.get(part, 1)) as pool:
             ran = list(pool.map(run, [j for j in jobs if not j.is_alone]))
         for found in ran:
             tell(*found)
@@ -147,14 +148,15 @@ def options():
     parser.add_argument("--out", default="gpu-out", help="folder of the results (gpu-out)")
     parser.add_argument("--built", help="a tree of `pack`, that tree as one file, or a build folder; of pack: a build folder")
     parser.add_argument("--seconds", type=int, default=520, help="of one part (520)")
-    parser.add_argument("--total", type=int, help="seconds of this call (%d for A, B, C; else no limit)" % CALL_SECONDS)
+    parser.add_argument("--total", type=int, help="seconds of this call (%s; else no limit)"
+                        % ", ".join("%s %d" % call for call in CALL_SECONDS.items()))
     parser.add_argument("--into", default="gpu-tree", help="of pack: the folder that it makes, and its .tar.xz (gpu-tree)")
     a = parser.parse_args()
     unknown = [p for p in a.parts if p not in PARTS and p not in CALLS]
     if unknown and a.parts != ["pack"]:
         parser.error("unknown part '%s'; parts are A B C %s" % (unknown[0], " ".join(PARTS)))
     if a.total is None:
-        a.total = CALL_SECONDS * sum(p in CALLS for p in a.parts) or None
+        a.total = sum(CALL_SECONDS.get(p, 0) for p in a.parts) or None
     return a
 
 

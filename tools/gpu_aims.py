@@ -39,8 +39,8 @@ class Results:
     def token(self, name):
         return self.figures("runner", name)["tpot_ms"]["p50"]
 
-    def peer(self, what, context, batch):
-        return next(r["us"] for r in self.rows("peers", "torch")
+    def peer(self, what, context, batch, part="peers"):
+        return next(r["us"] for r in self.rows(part, "torch")
                     if (r["what"], r["context"], r["batch"]) == (what, context, batch) and "us" in r)
 
 
@@ -72,9 +72,9 @@ def nodes(r):
     return decode["results"][-1]["graph_nodes"] // decode["layers"]
 
 
-def peers(over, under):
+def peers(over, under, part="peers"):
     return [("%s to %s, %dK, batch %d" % (over, under, context, batch), None, None,
-             lambda r, c=context * 1024, b=batch: r.peer(over, c, b) / r.peer(under, c, b))
+             lambda r, c=context * 1024, b=batch: r.peer(over, c, b, part) / r.peer(under, c, b, part))
             for context in (32, 128) for batch in (1, 16)]
 
 
@@ -102,10 +102,10 @@ AIMS = [
      of_peak("rows of 512 bytes", "mapped", ROW)),
     ("gather, share of the link's peak, rows of 512 B", ">=", 0.6,
      of_peak("rows of 512 bytes", "gather", ROW)),
-] + peers("SDPA", "kvferry") + peers("offloaded DynamicCache", "kvferry") + [
-    ("prefill attention to SDPA's time, %dK" % n, None, None,
-     lambda r, c=n * 1024: r.peer("kvferry prefill", c, 1) / r.peer("SDPA prefill", c, 1))
-    for n in (4, 16, 32)]
+] + peers("SDPA", "kvferry") + peers("offloaded DynamicCache", "kvferry", "offloaded") + [
+    ("prefill attention to %s's time, %dK" % (other, n), None, None,
+     lambda r, c=n * 1024, o=other: r.peer("kvferry prefill", c, 1) / r.peer(o + " prefill", c, 1))
+    for other in ("SDPA", "cuDNN") for n in (4, 16, 32)]
 
 
 def table(results):

@@ -22,6 +22,12 @@ def figures_of(results, part, name):
     return next((j["figures"] for j in jobs_of(results, part) if j["name"] == name), None)
 
 
+def use_lines(results):
+    """The verdict of every section of check_gpu.py, and of the operations under them."""
+    said = ["%s %s" % (j["name"], j["status"]) for j in results.get("uses", {}).get("jobs", [])]
+    return ["first use: " + ", ".join(said)] if said else []
+
+
 def kernel_lines(results):
     """Microseconds of a launch, and how many times the least that its bytes take."""
     timed = figures_of(results, "kernels", "timed")
@@ -92,7 +98,8 @@ def show(results):
     said = ", ".join("%d %s" % (n, status) for status, n in sorted(counts.items()))
     return "\n".join([head, "jobs of all calls: " + said] + failures[:8] +
                      (["  and %d more" % (len(failures) - 8)] if len(failures) > 8 else []) +
-                     kernel_lines(results) + decode_lines(results) + runner_lines(results) + link_lines(results))
+                     use_lines(results) + kernel_lines(results) + decode_lines(results) + runner_lines(results) +
+                     link_lines(results))
 
 
 if __name__ == "__main__":

@@ -13,6 +13,9 @@ from gpu_job import Job, output_of
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # Kernels of a step, as the profiler names them.
 STEP_KERNELS = "append_kernel|rotate_rows|score_codes_tile|score_codes_pages|reduce_mass_pages|select_list|step_chunks|step_plain"
+SECTIONS = ("default", "side", "captured", "evicted", "sinks", "caps", "wide", "k8v8", "sequences",
+            "transformers")  # of check_gpu.py
+UNTRIED = ("blocks", "stage", "lodge")  # operations that no GPU has compared with their references
 # How large the cases are: on a GPU, and where the emulator only shows that they run.
 LARGE = {"context": 131072, "dense": 4096, "layers": 32, "batch": 16, "shape": "llama-3.1-8b", "tokens": 48,
          "divide": 1, "decode": ["--steps", "20"]}
@@ -50,12 +53,34 @@ def facts_jobs(tree, scratch):
             Job("gpu only", [tree.program("tests/offload/gpu_only")], 120)]
 
 
-def operation_jobs(check):
+def python_env(tree):
+    """For scripts that use the package on the tree's library."""
+    library = tree.folder / "lib/libkvferry.so.0"  # of a packed tree
+    if not library.exists():
+        library = tree.folder / "runtime/libkvferry.so"
+    return {"KVFERRY_LIBRARY": str(library), "PYTHONPATH": str(ROOT / "python"), "HF_HUB_OFFLINE": "1",
+            "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def operation_job(tree, op):
+    return Job("kernels " + op, [tree.program("tests/kernels/check_kernels"), "--isa", "cuda", "--op", op], 150)
+
+
+def uses_jobs(tree, scratch):
+    """Code that no GPU has run: sections of check_gpu.py, in processes of their own, since a fault ends a
+    device's context; and the operations under them."""
+    script = [sys.executable, ROOT / "tests/python/check_gpu.py"] + ["--emulated"] * tree.emulated
+    return [Job(name, script + [name], 100, env=python_env(tree)) for name in SECTIONS] + \
+        [operation_job(tree, op) for op in UNTRIED]
+
+
+def operations_jobs(tree, scratch):
     """A job for each operation that check_kernels compares, as it lists them; if it lists none, one for all
     of them, which says why."""
-    all_of_them = [check, "--isa", "cuda"]
+    check = tree.program("tests/kernels/check_kernels")
     listed = (output_of([str(check), "--list"]) or "").split()
-    return [Job("kernels " + op, all_of_them + ["--op", op], 150) for op in listed] or [Job("kernels", all_of_them, 300)]
+    return [operation_job(tree, op) for op in listed if op not in UNTRIED] or [
+        Job("kernels", [check, "--isa", "cuda"], 300)]
 
 
 def profile_job(tree):
@@ -74,9 +99,8 @@ def profile_job(tree):
 def kernels_jobs(tree, scratch):
     check = tree.program("tests/kernels/check_kernels")
     figures = str(scratch / "timed.json")
-    return operation_jobs(check) + [
-        Job("timed", [check, "--isa", "cuda", "--bench", "--json", figures], 220, figures=figures, is_alone=True),
-        profile_job(tree)]
+    return [Job("timed", [check, "--isa", "cuda", "--bench", "--json", figures], 120, figures=figures, is_alone=True),
+            profile_job(tree)]
 
 
 def suite_jobs(tree, scratch):
@@ -92,7 +116,7 @@ def suite_jobs(tree, scratch):
 
 def sanitizer_jobs(tree, scratch, kept=None):
     """The jobs that failed before, if any did; else families of kernels, and attention that needs all."""
-    bad = {j["name"]: j["command"].split() for part in ("kernels", "suite") for j in (kept or {}).get(part, {}).get(
+    bad = {j["name"]: j["command"].split() for part in ("operations", "suite") for j in (kept or {}).get(part, {}).get(
         "jobs", []) if j["status"] in ("failed", "timeout")}
     check = tree.program("tests/kernels/check_kernels")
 
@@ -136,34 +160,39 @@ def decode_jobs(tree, scratch):
     long = few + ["--context", str(size["context"])]
     afresh = ["--afresh", "--method", "each"]
     return [bench(tree, scratch, "32 layers", ["decode"] + long + ["--layers", str(size["layers"])], 200),
-            bench(tree, scratch, "32 layers, late starts",
-                  ["decode", "--early-starts", "off"] + long + ["--layers", str(size["layers"])], 200),
-            bench(tree, scratch, "4 layers, enqueued", ["decode", "--eager"] + long, 90),
             bench(tree, scratch, "4 layers, batch 16", ["decode", "--batch", str(size["batch"])] + long, 150),
+            bench(tree, scratch, "dense at 4K",
+                  ["decode", "--context", str(size["dense"]), "--select", "full"] + few, 60),
+            bench(tree, scratch, "4 layers, enqueued", ["decode", "--eager"] + long, 90),
             bench(tree, scratch, "4 layers, packed", ["decode", "--pages", "k8v4"] + long, 90),
             bench(tree, scratch, "4 layers, forks of 32K, enqueued",
                   ["decode", "--eager", "--forks", "--batch", str(size["batch"]),
                    "--context", str(max(1024, size["context"] // 4))] + few, 90),
             bench(tree, scratch, "methods", ["decode", "--eager", "--method", "mapped,gather"] + long, 90),
             bench(tree, scratch, "4 layers, each, nothing resident", ["decode"] + afresh + long, 60),
-            bench(tree, scratch, "dense at 4K",
-                  ["decode", "--context", str(size["dense"]), "--select", "full"] + few, 60)]
+            bench(tree, scratch, "32 layers, late starts",
+                  ["decode", "--early-starts", "off"] + long + ["--layers", str(size["layers"])], 200)]
+
+
+def torch_job(tree, scratch, rows):
+    figures = str(scratch / "torch.json")
+    small = ["--device", "cpu", "--small"] if tree.emulated else []
+    return Job("torch", [sys.executable, ROOT / "bench/python/bench_gpu.py", "--json", figures, "--rows", rows] + small,
+               360, env=python_env(tree), figures=figures)
 
 
 def peers_jobs(tree, scratch):
     """Without torch what is left is kvferry, whose own dense attention stands beside it."""
     size = SMALL if tree.emulated else LARGE
-    figures = str(scratch / "torch.json")
-    library = tree.folder / "lib/libkvferry.so.0"  # of a packed tree
-    if not library.exists():
-        library = tree.folder / "runtime/libkvferry.so"
-    env = {"KVFERRY_LIBRARY": str(library), "PYTHONPATH": str(ROOT / "python"), "HF_HUB_OFFLINE": "1"}
-    small = ["--device", "cpu", "--small"] if tree.emulated else []
-    return [bench(tree, scratch, "kvferry and dense attention",
+    return [torch_job(tree, scratch, "kvferry|SDPA|cuDNN"),
+            bench(tree, scratch, "kvferry and dense attention",
                   ["decode", "--dense-steps", "5", "--layers", "4", "--warmup", "4"] + size["decode"] +
-                  ["--context", "%d,%d" % (max(1024, size["context"] // 4), size["context"])], 150),
-            Job("torch", [sys.executable, ROOT / "bench/python/bench_gpu.py", "--json", figures] + small, 360,
-                env=env, figures=figures)]
+                  ["--context", "%d,%d" % (max(1024, size["context"] // 4), size["context"])], 150)]
+
+
+def offloaded_jobs(tree, scratch):
+    """Transformers' cache, which brings every layer whole: seconds a step."""
+    return [torch_job(tree, scratch, "kvferry$|offloaded")]
 
 
 def runner_jobs(tree, scratch):
@@ -193,7 +222,7 @@ def runner_jobs(tree, scratch):
                                            "--shape", size["shape"]], 240),
             run("run, all of 4K", few, dense, 90),
             run("run, 128K", many, [], 150),
-            run("run, 128K, late starts", many, ["--early-starts", "off"], 150),
             run("run, all of 4K, batch 16", few, dense, 90, size["batch"]),
             run("run, 128K, batch 16", many, [], 170, size["batch"]),
-            run("run, 128K, each", many, slots, 150)] + tests
+            run("run, 128K, each", many, slots, 150),
+            run("run, 128K, late starts", many, ["--early-starts", "off"], 150)] + tests

@@ -4,16 +4,18 @@
 
 Layers of Llama-3.1-8B's shape in bf16. A decode step over 32K and 128K tokens, for batches of 1 and 16:
 kvferry with its default budget, recorded; SDPA over all keys and values in device memory, as a graph;
-DynamicCache(offloading=True), which brings every layer whole. And a prompt's attention at 4K, 16K and
-32K, where both compute the same, which is compared first. Times are by CUDA events, of a layer, with L2
-emptied before; the floor is bytes over the rate of a copy, or over that of the link. A case that does not fit
-or is not installed is a row that says so. Exits with 77 without torch or without a GPU.
+DynamicCache(offloading=True), which brings every layer whole. And a prompt's attention at 4K, 16K and 32K,
+where all compute the same, which is compared first: kvferry, SDPA by FlashAttention, and on a GPU by cuDNN,
+which is the best of PyTorch on Hopper. --rows measures those whose names match. Times are by CUDA events, of
+a layer, with L2 emptied before; the floor is bytes over the rate of a copy, or over that of the link. A case
+that does not fit or is not installed is a row that says so. Exits with 77 without torch or without a GPU.
 
-usage: bench_gpu.py [--device cuda|cpu] [--small] [--json FILE]
+usage: bench_gpu.py [--device cuda|cpu] [--small] [--rows REGEX] [--json FILE]
 """
 import argparse
 import gc
 import json
+import re
 import statistics
 import sys
 import time
@@ -42,8 +44,8 @@ CLOSE = 0.03  # bf16 has 8 bits, and outputs are below 4
 class Bench:
     """A device, its clock, its rates, and the rows so far."""
 
-    def __init__(self, device, small, path):
-        self.device, self.path, self.failed = device, path, False
+    def __init__(self, device, small, path, rows):
+        self.device, self.path, self.rows, self.failed = device, path, rows, False
         self.on_cuda = device == "cuda"
         self.size = SMALL if small else LARGE
         self.heads, self.kv_heads, self.dim = self.size["heads"]
@@ -120,6 +122,8 @@ class Bench:
 
     def attempt(self, what, measure, context, batch):
         """A failure is a row, and the rest goes on."""
+        if not self.rows.search(what):
+            return
         try:
             measure(self, what, context, batch)
         except (torch.cuda.OutOfMemoryError, kvferry.OutOfMemory, MemoryError):
@@ -136,9 +140,9 @@ class Bench:
             torch.cuda.empty_cache()
 
 
-def flash(q, k, v, causal=False):
+def flash(q, k, v, causal=False, by=SDPBackend.FLASH_ATTENTION):
     """[batch, heads, tokens, dim]; groups of query heads share a KV head."""
-    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+    with sdpa_kernel(by):
         return scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
 
 
@@ -233,10 +237,15 @@ def of_prompt(b, context, taken, what, **more):
           tflop_per_s=operations / statistics.median(taken) * 1e-6, **more)
 
 
-def prompt_of_sdpa(b, what, context, batch):
-    q, k, v = (b.random(batch, n, context, b.dim) for n in (b.heads, b.kv_heads, b.kv_heads))
-    b.times(lambda: flash(q, k, v, True), WARMUP)
-    of_prompt(b, context, b.times(lambda: flash(q, k, v, True), b.size["repetitions"]), what)
+def prompt_of_sdpa(by):
+    def measure(b, what, context, batch):
+        q, k, v = (b.random(batch, n, context, b.dim) for n in (b.heads, b.kv_heads, b.kv_heads))
+
+        def work():
+            flash(q, k, v, True, by)
+        b.times(work, WARMUP)
+        of_prompt(b, context, b.times(work, b.size["repetitions"]), what)
+    return measure
 
 
 def prompt_of_kvferry(b, what, context, batch):
@@ -263,12 +272,13 @@ def prompt_of_kvferry(b, what, context, batch):
 
 STEPS = [("kvferry", step_of_kvferry), ("SDPA", step_of_sdpa(flash)), ("SDPA, own choice", step_of_sdpa(own_choice)),
          ("offloaded DynamicCache", step_of_offloaded)]
-PROMPTS = [("kvferry prefill", prompt_of_kvferry), ("SDPA prefill", prompt_of_sdpa)]
+PROMPTS = [("kvferry prefill", prompt_of_kvferry), ("SDPA prefill", prompt_of_sdpa(SDPBackend.FLASH_ATTENTION))]
+CUDNN = ("cuDNN prefill", prompt_of_sdpa(SDPBackend.CUDNN_ATTENTION))
 
 
 def run(b):
     for context in b.size["prompts"]:
-        for what, measure in PROMPTS:
+        for what, measure in PROMPTS + [CUDNN] * b.on_cuda:
             b.attempt(what, measure, context, 1)
     for batch in b.size["batches"]:
         for context in b.size["contexts"]:
@@ -282,6 +292,7 @@ def main(words=None):
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--small", action="store_true", help="shapes that a CPU has done in seconds")
+    parser.add_argument("--rows", type=re.compile, default=re.compile(""), metavar="REGEX", help="measure these alone")
     parser.add_argument("--json", help="write every figure there")
     args = parser.parse_args(words)
     if args.device == "cuda" and not torch.cuda.is_available():
@@ -291,7 +302,7 @@ def main(words=None):
     if args.small:
         torch.set_num_threads(1)  # more would wait for each other most of the time
     with torch.no_grad():
-        b = Bench(args.device, args.small, args.json)
+        b = Bench(args.device, args.small, args.json, args.rows)
         print("%s, torch %s: copies %.1f GB/s, from the host %.1f GB/s" % (
             b.said["device"], torch.__version__, b.copy, b.link))
         with torch.cuda.stream(torch.cuda.Stream() if b.on_cuda else None): # the default one records nothing

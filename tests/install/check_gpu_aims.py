@@ -32,11 +32,12 @@ def results(device="NVIDIA H100", slower=1.0):
 
     products = [{"rows": rows, "floor_us": us, "kernel_us": 1.1 * us * slower}
                 for rows in (1, 4) for us in (10.0, 300.0)]
-    peers = [{"what": what, "context": context << 10, "batch": batch, "us": us}
-             for what, us in (("SDPA", 400.0), ("kvferry", 50.0), ("offloaded DynamicCache", 20000.0))
-             for context in (32, 128) for batch in (1, 16)]
-    peers += [{"what": what, "context": n << 10, "batch": 1, "us": us * n}
-              for what, us in (("SDPA prefill", 10.0), ("kvferry prefill", 20.0)) for n in (4, 16, 32)]
+    def beside(what, us):
+        return [{"what": what, "context": context << 10, "batch": batch, "us": us}
+                for context in (32, 128) for batch in (1, 16)]
+    peers = beside("SDPA", 400.0) + beside("kvferry", 50.0)
+    peers += [{"what": what, "context": n << 10, "batch": 1, "us": us * n} for what, us in (
+        ("SDPA prefill", 10.0), ("kvferry prefill", 20.0), ("cuDNN prefill", 5.0)) for n in (4, 16, 32)]
     peers[0] = {"what": "SDPA", "context": 32 << 10, "batch": 1, "why": "does not fit"}
     figures = {
         "kernels": {"timed": {"kernels": list(kernels())}},
@@ -46,7 +47,8 @@ def results(device="NVIDIA H100", slower=1.0):
         "runner": {"run, all of 4K": run(6.0), "run, 128K": run(6.5 * slower),
                    "run, all of 4K, batch 16": run(9.0), "run, 128K, batch 16": run(12.0 * slower),
                    "run, 128K, each": run(60.0), "products": {"results": products}},
-        "peers": {"torch": {"results": peers}}}
+        "peers": {"torch": {"results": peers}},
+        "offloaded": {"torch": {"results": beside("kvferry", 40.0) + beside("offloaded DynamicCache", 20000.0)}}}
     made = {part: {"jobs": [{"name": name, "status": "ok", "figures": f} for name, f in jobs.items()]}
             for part, jobs in figures.items()}
     made["device"] = device
@@ -94,6 +96,8 @@ class Aims(unittest.TestCase):
         self.assertAlmostEqual(found["mapped, share of the link's peak, pages of 16 KiB"], 0.95)
         self.assertAlmostEqual(found["SDPA to kvferry, 128K, batch 16"], 8)
         self.assertAlmostEqual(found["prefill attention to SDPA's time, 16K"], 2)
+        self.assertAlmostEqual(found["prefill attention to cuDNN's time, 4K"], 4)
+        self.assertAlmostEqual(found["offloaded DynamicCache to kvferry, 32K, batch 1"], 500) # of one run
         self.assertAlmostEqual(found["products of one row, share of copy bandwidth"], 1 / 1.1)
         self.assertIsNone(found["the same by cuBLAS"]) # it was not there
         self.assertEqual(found["nodes of a layer, recorded"], 6)

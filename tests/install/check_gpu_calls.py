@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How `./dev gpu` runs its jobs: what failed is looked at again, alone; results are carried from call to
 call, job by job; limits hold. Programs of two lines stand in for those of a GPU."""
+import ast
 import json
 import os
 import pathlib
@@ -56,14 +57,14 @@ class Calls(unittest.TestCase):
     def kept(self):
         return gpu.Kept(self.folder / "results.json")
 
-    def run_kernels(self, kept, seconds):
+    def run_part(self, kept, seconds, part="operations"):
         with mock.patch.object(gpu, "say"), mock.patch.object(gpu_job, "say") as said:
-            gpu.run_part("kernels", self.tree, kept, time.monotonic() + seconds)
-        return {j["name"]: j for j in kept.results["kernels"]["jobs"]}, [c.args[0] for c in said.mock_calls]
+            gpu.run_part(part, self.tree, kept, time.monotonic() + seconds)
+        return {j["name"]: j for j in kept.results[part]["jobs"]}, [c.args[0] for c in said.mock_calls]
 
     def test_a_failure_is_looked_at_alone(self):
         with mock.patch.object(gpu, "LOOKS", 0.85): # the jobs get 6 seconds, and the looks what they need
-            jobs, said = self.run_kernels(self.kept(), 40)
+            jobs, said = self.run_part(self.kept(), 40)
         self.assertEqual(jobs["kernels good"]["status"], "ok")
         self.assertEqual(jobs["kernels slow"]["status"], "timeout")
         bad = jobs["kernels bad"]
@@ -73,7 +74,6 @@ class Calls(unittest.TestCase):
         again = (self.folder / "tests/kernels/calls").read_text().split("\n")
         self.assertIn("--isa cuda --op bad --case 7 --seed 3", again)
         self.assertIn("--op bad --case 7 --seed 3", (self.folder / "calls").read_text())
-        self.assertEqual(jobs["one layer, profiled"]["status"], "not run")
 
     def test_results_are_carried(self):
         kept = self.kept()
@@ -87,42 +87,58 @@ class Calls(unittest.TestCase):
 
     def test_limits_of_a_call(self):
         begin = time.monotonic()
-        jobs, _ = self.run_kernels(self.kept(), 1)
+        jobs, _ = self.run_part(self.kept(), 1)
         self.assertLess(time.monotonic() - begin, 20)
         self.assertIn(jobs["kernels slow"]["status"], ("timeout", "not run"))
-        with mock.patch.object(sys, "argv", ["gpu.py", "A"]):
-            self.assertEqual(gpu.options().total, gpu.CALL_SECONDS)
+        with mock.patch.object(sys, "argv", ["gpu.py", "A", "B"]):
+            self.assertEqual(gpu.options().total, gpu.CALL_SECONDS["A"] + gpu.CALL_SECONDS["B"])
         with mock.patch.object(sys, "argv", ["gpu.py", "link", "--total", "90"]):
             self.assertEqual(gpu.options().total, 90)
 
     def test_a_part_leaves_time_to_others(self):
-        for parts in gpu.CALLS.values():
+        for name, parts in gpu.CALLS.items():
             now = 0.0
             for i in range(len(parts)): # each takes all that it may
-                end = gpu.end_of_first(parts[i:], now, gpu.CALL_SECONDS)
+                end = gpu.end_of_first(parts[i:], now, gpu.CALL_SECONDS[name])
                 self.assertGreater(end - now, 60)
                 now = end
-            self.assertAlmostEqual(now, gpu.CALL_SECONDS)
+            self.assertAlmostEqual(now, gpu.CALL_SECONDS[name])
         self.assertAlmostEqual(gpu.end_of_first(["runner"], 20, 540), 540) # what decode left
+
+    def test_calls_fit_into_what_is_lent(self):
+        """A call has ten minutes, and a quarter of an hour has a machine's start and the first two calls."""
+        self.assertLessEqual(max(gpu.CALL_SECONDS.values()), 570)
+        self.assertLessEqual(120 + gpu.CALL_SECONDS["A"] + gpu.CALL_SECONDS["B"], 900)
+        self.assertEqual(sorted(gpu.PARTS), sorted(part for parts in gpu.CALLS.values() for part in parts))
+
+    def test_what_no_gpu_has_run_goes_first(self):
+        self.assertEqual(gpu.CALLS["A"][0], "uses")
+        jobs = gpu.jobs_of("uses", self.tree, self.folder, None)
+        script = ast.parse(pathlib.Path(jobs[0].command[1]).read_text(encoding="utf-8"))
+        sections = next(node.value for node in script.body
+                        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "SECTIONS")
+        self.assertEqual([job.command[-1] for job in jobs],
+                         [key.value for key in sections.keys] + list(gpu_parts.UNTRIED))
 
     def test_what_does_not_start_stops_nothing(self):
         check = self.folder / "tests/kernels/check_kernels"
         check.write_bytes(b"\x7fELF of another machine")
-        jobs, _ = self.run_kernels(self.kept(), 20)
+        jobs, _ = self.run_part(self.kept(), 20)
         self.assertEqual(jobs["kernels"]["status"], "failed")
         self.assertIn("cannot start", jobs["kernels"]["why"])
+        jobs, _ = self.run_part(self.kept(), 20, "kernels")
         self.assertEqual(jobs["timed"]["status"], "failed")
 
     def test_sanitizer_looks_at_what_failed(self):
         kept = self.kept()
-        kept.add("kernels", {"name": "kernels topk", "command": "check --op topk", "status": "failed"})
-        kept.add("kernels", {"name": "kernels reduce_mass", "command": "check --op reduce_mass", "status": "ok"})
+        kept.add("operations", {"name": "kernels topk", "command": "check --op topk", "status": "failed"})
+        kept.add("operations", {"name": "kernels reduce_mass", "command": "check --op reduce_mass", "status": "ok"})
         names = [j.name for j in gpu.jobs_of("sanitizer", self.tree, self.folder, kept)]
         self.assertEqual(names, ["memcheck of kernels topk", "racecheck of kernels topk"])
 
     def test_jobs_that_are_named(self):
         named = gpu.jobs_of("decode", self.tree, self.folder, None, re.compile("dense|packed"))
-        self.assertEqual([j.name for j in named], ["4 layers, packed", "dense at 4K"])
+        self.assertEqual([j.name for j in named], ["dense at 4K", "4 layers, packed"])
 
     def test_suite_begins_with_what_most_rests_on(self):
         tests = {name: {"cmd": ["tests/x"], "env": {}, "suite": ["runtime"]}
@@ -155,6 +171,7 @@ class Calls(unittest.TestCase):
     def test_figures_fit_a_screen(self):
         kernels = [{"op": op, "batch": b, "us": 10.0, "times_floor": 1.5} for op in gpu_figures.STEP for b in (1, 4, 16)]
         jobs = {
+            "uses": [{"name": "captured"}, {"name": "sinks", "status": "failed"}],
             "kernels": [{"name": "timed", "figures": {"copy_gb_per_s": 3000, "link_gb_per_s": 50, "kernels": kernels}}],
             "decode": [{"name": "32 layers", "figures": {"layers": 32, "results": [{"layer_us": 50.0}]}}],
             "runner": [{"name": "run, 128K, batch 16", "command": "kvferry run --batch 16", "figures": {
@@ -162,10 +179,10 @@ class Calls(unittest.TestCase):
             "link": [{"name": "methods", "figures": {"results": [
                 {"method": "mapped", "bytes": 8 << 20, "median_us": 160.0}, {"method": "mapped", "bytes": 4096,
                                                                             "median_us": 1.0}]}}]}
-        made = {part: {"jobs": [dict(j, status="ok") for j in found]} for part, found in jobs.items()}
+        made = {part: {"jobs": [dict({"status": "ok"}, **j) for j in found]} for part, found in jobs.items()}
         said = gpu_figures.show(dict(made, device="H100"))
         self.assertLess(said.count("\n"), 40)
-        for words in ("60.0", "1000 tokens/s", "1.600 ms per token", "mapped 52.4 GB/s", "10.0  1.5x"):
+        for words in ("first use: captured ok, sinks failed", "60.0", "1000 tokens/s", "1.600 ms per token", "mapped 52.4 GB/s", "10.0  1.5x"):
             self.assertIn(words, said)
 
 
