@@ -472,6 +472,24 @@ static __device__ __forceinline__ uint32_t slot_after(uint32_t slot, uint32_t mo
     return slot + more < SLOTS ? slot + more : slot + more - SLOTS;
 }
 
+/* Logits of a warp's rows with the keys of a tile become weights of its values. */
+template <typename T, uint32_t D, bool Windowed, bool Capped, bool Wide>
+static __device__ __forceinline__ void
+weigh_tile(warp_state<D> *w, const kvf_prefill_kernel_args &a, const char *queries,
+           const char *keys, uint32_t first, float unit, uint32_t lane)
+{
+    tile_logits<T, D>(w, queries, keys, first, unit, lane);
+    if (Capped && (!Wide || a.cap > 0.0f))
+        cap_logits<D>(w, a.cap);
+    if (Windowed)
+        hide<D>(w, &a, first, lane);
+#pragma unroll
+    for (uint32_t m = 0; m < plan<D>::parts; m++) {
+        soften<D>(w, m, 0);
+        soften<D>(w, m, 1);
+    }
+}
+
 /* q [tokens, kv_heads, group, D], out [.., value_dim], blocks [pages] -> [kv_heads] pages, lse
  * [tokens, kv_heads, group]; WARPS or fewer warps. Wide: out is fp32, q perhaps, and there need be
  * neither a window nor a cap. */
@@ -522,18 +540,9 @@ static __device__ __forceinline__ void do_tiles(const kvf_prefill_kernel_args &a
                          next_tile<D, Windowed>(&t, next));
         }
         kvf_async_commit();
-        if (visible) {
-            tile_logits<T, D>(&w, own, slots + used * plan<D>::slot_bytes, first, unit, lane);
-            if (Capped && (!Wide || a.cap > 0.0f))
-                cap_logits<D>(&w, a.cap);
-            if (Windowed)
-                hide<D>(&w, &a, first, lane);
-#pragma unroll
-            for (uint32_t m = 0; m < plan<D>::parts; m++) {
-                soften<D>(&w, m, 0);
-                soften<D>(&w, m, 1);
-            }
-        }
+        if (visible)
+            weigh_tile<T, D, Windowed, Capped, Wide>(&w, a, own, slots + used * plan<D>::slot_bytes,
+                                                     first, unit, lane);
         used = slot_after(used, 1);
         kvf_async_wait<1>();
         __syncthreads(); /* values are here, and nobody needs the keys */
