@@ -196,10 +196,4 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **function, 
     return error == cudaSuccess ? error : emu::fail(error);
 }
 
-cudaError_t cudaGetDriverEntryPoint(const char *name, void **function, unsigned long long flags,
-                                    enum cudaDriverEntryPointQueryResult *result)
-{
-    return cudaGetDriverEntryPointByVersion(name, function, CUDART_VERSION, flags, result);
-}
-
 } // extern "C"

@@ -132,14 +132,6 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
     return emu::record_call(event, stream);
 }
 
-cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned flags)
-{
-    EMU_ENTER(0);
-    if (flags != cudaEventRecordDefault)
-        return fail(cudaErrorNotSupported);
-    return emu::record_call(event, stream);
-}
-
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags)
 {
     EMU_ENTER(0);

@@ -570,29 +570,13 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t *out, cudaGraph_t graph, unsign
     exec->done.reset(new emu::Word[graph->plan->nodes.size()]());
     exec->ended.reset(new emu::Word[graph->plan->lanes]());
     for (uint32_t lane = 1; lane < graph->plan->lanes; lane++)
-        exec->lanes.push_back(emu::stream_open(emu::current_device(), cudaStreamNonBlocking, 0));
+        exec->lanes.push_back(emu::stream_open(emu::current_device(), cudaStreamNonBlocking));
     emu::execs.insert(exec.get());
     emu::count(counts.graph_execs);
     counts.chain_nodes = (uint64_t)std::count_if(exec->plan->nodes.begin(), exec->plan->nodes.end(),
                                                  [](const emu::Node &n) { return n.lane == 0; });
     *out = exec.give();
     return cudaSuccess;
-}
-
-cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t *out, cudaGraph_t graph,
-                                          unsigned long long flags)
-{
-    return cudaGraphInstantiate(out, graph, flags);
-}
-
-cudaError_t cudaGraphUpload(cudaGraphExec_t exec, cudaStream_t stream)
-{
-    EMU_ENTER(0);
-    cudaError_t error = emu::check_stream(stream);
-    Hold hold(captures_lock);
-    if (error == cudaSuccess && emu::execs.count(exec) == 0)
-        error = cudaErrorInvalidValue;
-    return error == cudaSuccess ? error : fail(error);
 }
 
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream)

@@ -462,22 +462,6 @@ cudaError_t cudaHostGetDevicePointer(void **device, void *host, unsigned flags)
     return cudaSuccess;
 }
 
-cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *out, const void *pointer)
-{
-    EMU_ENTER(0);
-    if (out == nullptr)
-        return fail(cudaErrorInvalidValue);
-    *out = {};
-    Place place = emu::place_of(pointer, 1);
-    out->type = place == Place::Device   ? cudaMemoryTypeDevice
-                : place == Place::Pinned ? cudaMemoryTypeHost
-                                         : cudaMemoryTypeUnregistered;
-    out->device = place == Place::Pageable ? cudaInvalidDeviceId : emu::current_device();
-    out->devicePointer = place == Place::Pageable ? nullptr : (void *)(uintptr_t)pointer;
-    out->hostPointer = place == Place::Device ? nullptr : (void *)(uintptr_t)pointer;
-    return cudaSuccess;
-}
-
 cudaError_t cudaDeviceReset(void)
 {
     EMU_ENTER_RELEASE(emu::ENTRY_NO_DEVICE, outcome);

@@ -293,14 +293,6 @@ cudaError_t cudaGetDevice(int *device)
     return cudaSuccess;
 }
 
-cudaError_t cudaInitDevice(int device, unsigned device_flags, unsigned flags)
-{
-    EMU_ENTER(0);
-    (void)device_flags;
-    (void)flags;
-    return emu::is_device(device) ? cudaSuccess : fail(cudaErrorInvalidDevice);
-}
-
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *properties, int device)
 {
     EMU_ENTER(0);
@@ -382,25 +374,6 @@ cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *out, const void *fu
     out->preferredShmemCarveout = emu::found(function).carveout;
     out->numRegs = 64;
     out->binaryVersion = out->ptxVersion = (int)emu::config().compute_major * 10;
-    return cudaSuccess;
-}
-
-/* As if every kernel used 64 registers per thread. */
-cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, const void *function,
-                                                          int threads, size_t shared_bytes)
-{
-    EMU_ENTER(0);
-    if (blocks == nullptr || function == nullptr || threads <= 0)
-        return fail(cudaErrorInvalidValue);
-    emu::Limits l = emu::limits();
-    int warps = (threads + 31) / 32;
-    int by_threads = l.threads_multiprocessor / (warps * 32);
-    int by_registers = 65536 / (warps * 32 * 64);
-    int by_shared = (int)((size_t)l.shared_multiprocessor * 1024 / (shared_bytes + 1024));
-    *blocks =
-        std::min(std::min(by_threads, by_registers), std::min(by_shared, l.blocks_multiprocessor));
-    if (threads > 1024 || shared_bytes > (size_t)l.shared_optin * 1024)
-        *blocks = 0;
     return cudaSuccess;
 }
 

@@ -221,7 +221,6 @@ struct Entry {
 struct CUstream_st : emu::Counted {
     int device = 0;
     unsigned flags = 0;
-    int priority = 0;
     bool is_legacy = false; /* the default stream of its device; set before anybody else has it */
     uint32_t number = 0;
     std::mutex callers;
@@ -279,7 +278,7 @@ cudaError_t submit(cudaStream_t stream, Work work, const char *name,
                    const kvf_emu_kernel *kernel = nullptr);
 /* The same, never into a capture. */
 void push(CUstream_st *stream, Work work, bool always);
-Ref<CUstream_st> stream_open(int device, unsigned flags, int priority);
+Ref<CUstream_st> stream_open(int device, unsigned flags);
 /* No more work comes: the worker ends when it has none. */
 void stream_close(CUstream_st *stream);
 /* Until everything that was enqueued so far is done. */

@@ -127,12 +127,11 @@ void worker_main(Ref<CUstream_st> stream, Entry *head)
 
 } // namespace
 
-Ref<CUstream_st> stream_open(int device, unsigned flags, int priority)
+Ref<CUstream_st> stream_open(int device, unsigned flags)
 {
     Ref<CUstream_st> stream(new CUstream_st);
     stream->device = device;
     stream->flags = flags;
-    stream->priority = priority;
     stream->number = stream_number.fetch_add(1, std::memory_order_relaxed) + 1;
     uint32_t seed = config().delay_seed;
     if (seed != 0)
@@ -215,7 +214,7 @@ static CUstream_st *legacy_of(int device)
     found = made_legacy(device);
     if (found != nullptr)
         return found;
-    Ref<CUstream_st> made = stream_open(device, cudaStreamNonBlocking, 0);
+    Ref<CUstream_st> made = stream_open(device, cudaStreamNonBlocking);
     made->is_legacy = true;
     std::unique_lock<std::shared_mutex> hold(tables_lock);
     if (legacy.size() <= (size_t)device)
@@ -327,13 +326,12 @@ extern "C" {
 
 /* ---- streams ---- */
 
-cudaError_t cudaStreamCreateWithPriority(cudaStream_t *out, unsigned flags, int priority)
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t *out, unsigned flags, int)
 {
     EMU_ENTER(0);
     if (out == nullptr || (flags & ~(unsigned)cudaStreamNonBlocking) != 0)
         return fail(cudaErrorInvalidValue);
-    int in_range = std::min(0, std::max(-5, priority));
-    Ref<CUstream_st> stream = emu::stream_open(emu::current_device(), flags, in_range);
+    Ref<CUstream_st> stream = emu::stream_open(emu::current_device(), flags);
     uint32_t queues = std::min(emu::config().connections, emu::CONNECTIONS_MAX);
     if (queues != 0)
         stream->queue = &emu::connections[stream->number % queues];
@@ -402,36 +400,6 @@ cudaError_t cudaStreamQuery(cudaStream_t stream)
         for (const auto &other : emu::workers_of(stream->device))
             is_done = is_done && (!emu::is_blocking(other.get()) || emu::is_done(other.get()));
     return is_done ? cudaSuccess : fail(cudaErrorNotReady);
-}
-
-cudaError_t cudaStreamGetPriority(cudaStream_t stream, int *priority)
-{
-    EMU_ENTER(0);
-    cudaError_t error = emu::check_stream(stream);
-    if (error != cudaSuccess || priority == nullptr)
-        return fail(error != cudaSuccess ? error : cudaErrorInvalidValue);
-    *priority = stream->priority;
-    return cudaSuccess;
-}
-
-cudaError_t cudaStreamGetFlags(cudaStream_t stream, unsigned *flags)
-{
-    EMU_ENTER(0);
-    cudaError_t error = emu::check_stream(stream);
-    if (error != cudaSuccess || flags == nullptr)
-        return fail(error != cudaSuccess ? error : cudaErrorInvalidValue);
-    *flags = stream->flags;
-    return cudaSuccess;
-}
-
-cudaError_t cudaStreamGetDevice(cudaStream_t stream, int *device)
-{
-    EMU_ENTER(0);
-    cudaError_t error = emu::check_stream(stream);
-    if (error != cudaSuccess || device == nullptr)
-        return fail(error != cudaSuccess ? error : cudaErrorInvalidValue);
-    *device = stream->device;
-    return cudaSuccess;
 }
 
 cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest)

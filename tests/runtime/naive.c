@@ -155,30 +155,6 @@ void naive_close(naive *n)
     *n = (naive){0};
 }
 
-void naive_copy(naive *to, const naive *from)
-{
-    const size_t tokens = from->c.tokens_max, d = from->c.head_dim, kv = from->c.kv_heads;
-    to->border = from->border;
-    for (uint32_t i = 0; i < from->c.layers; i++) {
-        naive_layer *a = &to->layers[i];
-        const naive_layer *b = &from->layers[i];
-        memcpy(a->q, b->q, tokens * from->c.query_heads * d * sizeof *a->q);
-        memcpy(a->k, b->k, tokens * kv * d * sizeof *a->k);
-        memcpy(a->v, b->v, tokens * kv * from->c.value_dim * sizeof *a->v);
-        memcpy(a->has_q, b->has_q, tokens);
-        memcpy(a->fixed, b->fixed, kv * tokens);
-        memcpy(a->order, b->order, kv * tokens * sizeof *a->order);
-        memcpy(a->chosen_at, b->chosen_at, from->lists * tokens * sizeof *a->chosen_at);
-        a->decoded = b->decoded;
-        a->length = b->length;
-        a->steps = b->steps;
-        a->chosen = b->chosen;
-        a->observed = b->observed;
-        a->static_tokens = b->static_tokens;
-        a->has_share = b->has_share;
-    }
-}
-
 static void append_row(naive *n, naive_layer *l, const void *q, const void *k, const void *v)
 {
     const size_t k_row = (size_t)n->c.kv_heads * n->c.head_dim;

@@ -64,8 +64,6 @@ typedef struct naive_result {
 
 void naive_open(naive *n, const kvf_cache_config *settings, const kvf_cache_plan *plan);
 void naive_close(naive *n);
-/* `to` becomes what `from` is; both were opened with the same settings. */
-void naive_copy(naive *to, const naive *from);
 
 /* One token; q may be NULL. */
 void naive_append(naive *n, uint32_t layer, const void *q, const void *k, const void *v);
