@@ -64,6 +64,20 @@ char *fixture_read(const char *path, size_t *size)
     return bytes;
 }
 
+kvf_tokenizer *fixture_tokenizer(const char *name)
+{
+    char path[1024];
+    size_t size;
+    snprintf(path, sizeof path, "%s/%s.tokenizer.json", KVF_GOLDENS, name);
+    char *json = fixture_read(path, &size);
+    kvf_tokenizer *tokenizer;
+    kvf_error error = {0};
+    if (kvf_tokenizer_parse(json, size, &tokenizer, &error) != KVF_OK)
+        fail_msg("%s: %s", name, error.text);
+    free(json);
+    return tokenizer;
+}
+
 void fixture_expect(kvf_status got, const kvf_error *error, kvf_status status, const char *part)
 {
     if (got != status || error->status != status || strstr(error->text, part) == NULL)

@@ -9,6 +9,7 @@
 
 #include "heap.h"
 #include "model_memory.h"
+#include "tokenizer.h"
 
 /** A fresh directory; freed by fixture_directory_remove, with every plain file in it. */
 char *fixture_directory_create(void);
@@ -18,6 +19,9 @@ void fixture_write_text(const char *directory, const char *name, const char *tex
 
 /** A whole file, zero-terminated; freed with free. Fails the test if it cannot be read. */
 char *fixture_read(const char *path, size_t *size);
+
+/** That of goldens/NAME.tokenizer.json. */
+kvf_tokenizer *fixture_tokenizer(const char *name);
 
 /** Which device to run on: KVF_TEST_DEVICE=cuda, else the host device. Its link is not measured. */
 void fixture_device(kvf_runtime_config *config);

@@ -79,6 +79,15 @@ kvf_prune *rig_open_prune(rig *r, const kvf_prune_config *config)
     return prune;
 }
 
+kvf_session rig_session(const rig *r, kvf_prune *prune)
+{
+    return (kvf_session){.runtime = r->runtime,
+                         .transformer = r->transformer,
+                         .cache = r->cache,
+                         .stream = r->stream,
+                         .prune = prune};
+}
+
 rig_prompt one_prompt(uint32_t sequence, uint32_t length)
 {
     rig_prompt p = {.count = length};

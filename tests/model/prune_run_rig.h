@@ -8,6 +8,7 @@
  * steps after the prompt, decoded with a budget that makes selection matter.
  */
 
+#include "generate.h"
 #include "model_fixture.h"
 #include "model_rig.h"
 #include "unit.h"
@@ -55,6 +56,7 @@ rig_prompt one_prompt(uint32_t sequence, uint32_t length);
 void rig_note_layers(const kvf_sequence *s, outcome *o);
 void rig_decode(rig *r, kvf_sequence *s, outcome *o);
 kvf_prune *rig_open_prune(rig *r, const kvf_prune_config *config);
+kvf_session rig_session(const rig *r, kvf_prune *prune);
 kvf_prune_config rig_config_of(const char *name);
 
 void rig_run_one(rig *r, const kvf_prune_config *config, outcome *out, kvf_prune_stats *stats);

@@ -176,12 +176,9 @@ static bool write_header(FILE *file, const model_plan *plan)
     return done;
 }
 
-static bool write_weights(const char *path, const model_plan *plan)
+/* Says why it is not whole. */
+static bool close_file(FILE *file, const char *path, bool done)
 {
-    FILE *file = fopen(path, "wb");
-    bool done = file && write_header(file, plan);
-    for (size_t i = 0; i < plan->count && done; i++)
-        done = write_tensor(file, &plan->tensors[i], plan->dtype);
     if (file && fclose(file) != 0)
         done = false;
     if (!done)
@@ -189,15 +186,19 @@ static bool write_weights(const char *path, const model_plan *plan)
     return done;
 }
 
+static bool write_weights(const char *path, const model_plan *plan)
+{
+    FILE *file = fopen(path, "wb");
+    bool done = file && write_header(file, plan);
+    for (size_t i = 0; i < plan->count && done; i++)
+        done = write_tensor(file, &plan->tensors[i], plan->dtype);
+    return close_file(file, path, done);
+}
+
 static bool write_config(const char *path, const char *text)
 {
     FILE *file = fopen(path, "wb");
-    bool done = file && fwrite(text, 1, strlen(text), file) == strlen(text);
-    if (file && fclose(file) != 0)
-        done = false;
-    if (!done)
-        perror(path);
-    return done;
+    return close_file(file, path, file && fwrite(text, 1, strlen(text), file) == strlen(text));
 }
 
 bool random_model_write(const char *directory, const char *config_text)

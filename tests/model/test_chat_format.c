@@ -20,19 +20,6 @@ enum { MESSAGES_MAX = 16 };
 static const char *const names[] = {KVF_CHAT_FORMAT_LIST(NAME)};
 enum { FORMATS = sizeof names / sizeof *names };
 
-static kvf_tokenizer *open_golden(const char *name)
-{
-    char path[1024];
-    size_t size;
-    snprintf(path, sizeof path, "%s/%s.tokenizer.json", KVF_GOLDENS, name);
-    char *json = fixture_read(path, &size);
-    kvf_tokenizer *tokenizer;
-    kvf_error error;
-    assert_int_equal(kvf_tokenizer_parse(json, size, &tokenizer, &error), KVF_OK);
-    free(json);
-    return tokenizer;
-}
-
 /* ---- goldens ---- */
 
 static const json_value *at(const json_value *list, uint32_t index)
@@ -190,7 +177,7 @@ static void a_failure_leaves_the_text(void **state)
 static void refuses_broken_text(void **state)
 {
     const kvf_chat_message list[] = {{KVF_ROLE_USER, "ab\xff", {0}}};
-    kvf_tokenizer *tokenizer = open_golden("llama3");
+    kvf_tokenizer *tokenizer = fixture_tokenizer("llama3");
     for (size_t i = 0; i < FORMATS; i++) {
         const kvf_chat chat = {
             .format = kvf_chat_format_find(names[i]), .messages = list, .count = 1};
@@ -207,7 +194,7 @@ static void refuses_broken_text(void **state)
 
 static void checks_markers(void **state)
 {
-    kvf_tokenizer *tokenizer = open_golden("llama3");
+    kvf_tokenizer *tokenizer = fixture_tokenizer("llama3");
     kvf_error error = {0};
     uint32_t end, eot;
     assert_true(kvf_tokenizer_find(tokenizer, "<|eot_id|>", &eot));

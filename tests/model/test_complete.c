@@ -397,11 +397,7 @@ static void answer_between(uint32_t pieces, uint32_t ids[ANSWER], outcome *whole
     between b = {.s = &s, .pieces = pieces};
     model_rig_must(r, kvf_sampler_create(VOCAB, 1, &sampler, &error), "sampler");
     model_rig_must(r, kvf_sampler_begin(sampler, 0, &warm, &error), "begin");
-    const kvf_session session = {.runtime = r->runtime,
-                                 .transformer = r->transformer,
-                                 .cache = r->cache,
-                                 .stream = r->stream,
-                                 .prune = s.prune};
+    const kvf_session session = rig_session(r, s.prune);
     const kvf_decode_request request = {
         .sequence = prune(&s), .tokens = ANSWER, .sampler = sampler, .token = on_token, .user = &b};
     kvf_decode_result result = {.step_ms = NULL};

@@ -85,22 +85,40 @@ static void data_destroy(const problem *p, data *d)
     free(d->bias);
 }
 
+/* The products of the host device. */
+typedef struct rig {
+    kvf_runtime *runtime;
+    kvf_stream *stream;
+} rig;
+
+static rig rig_open(uint32_t threads)
+{
+    rig r;
+    kvf_runtime_config rc;
+    kvf_runtime_config_init(&rc);
+    rc.device = KVF_DEVICE_HOST;
+    rc.threads = threads;
+    assert_int_equal(kvf_runtime_open(&rc, &r.runtime, NULL), KVF_OK);
+    assert_int_equal(kvf_stream_create(r.runtime, &r.stream), KVF_OK);
+    return r;
+}
+
+static void rig_close(rig *r, kvf_linear_engine *engine)
+{
+    kvf_linear_engine_close(engine);
+    kvf_stream_destroy(r->stream);
+    kvf_runtime_close(r->runtime);
+}
+
 static void multiply_in(const problem *p, data *d, uint32_t threads, uint32_t isa,
                         kvf_linear_bf16 bf16)
 {
     kvf_error error = {0};
-    kvf_runtime_config rc;
-    kvf_runtime *runtime;
-    kvf_stream *stream;
+    rig r = rig_open(threads);
     kvf_linear_engine *engine;
-    kvf_runtime_config_init(&rc);
-    rc.device = KVF_DEVICE_HOST; /* the products of the host device */
-    rc.threads = threads;
-    assert_int_equal(kvf_runtime_open(&rc, &runtime, &error), KVF_OK);
-    assert_int_equal(kvf_stream_create(runtime, &stream), KVF_OK);
     const kvf_linear_limits limits = {
         .rows_max = ROWS_MAX, .inputs_max = INPUTS_MAX, .isa_mask = isa, .bf16 = bf16};
-    assert_int_equal(kvf_linear_engine_open(runtime, &limits, &engine, &error), KVF_OK);
+    assert_int_equal(kvf_linear_engine_open(r.runtime, &limits, &engine, &error), KVF_OK);
     kvf_linear_call call = {.part_count = p->parts,
                             .rows = p->rows,
                             .x = d->x,
@@ -110,12 +128,10 @@ static void multiply_in(const problem *p, data *d, uint32_t threads, uint32_t is
     for (uint32_t i = 0; i < p->parts; i++)
         call.parts[i] = &d->parts[i];
     memcpy(d->y, d->start, (size_t)p->rows * d->columns * sizeof(float));
-    assert_int_equal(kvf_linear_enqueue(engine, &call, stream), KVF_OK);
-    assert_int_equal(kvf_stream_wait(stream), KVF_OK);
+    assert_int_equal(kvf_linear_enqueue(engine, &call, r.stream), KVF_OK);
+    assert_int_equal(kvf_stream_wait(r.stream), KVF_OK);
     assert_false(kvf_linear_engine_failed(engine));
-    kvf_linear_engine_close(engine);
-    kvf_stream_destroy(stream);
-    kvf_runtime_close(runtime);
+    rig_close(&r, engine);
 }
 
 static void multiply(const problem *p, data *d, uint32_t threads, uint32_t isa)
@@ -254,30 +270,22 @@ static void separate_rows_do_not_change_bits(void **state)
 static void shapes_out_of_limits_are_refused(void **state)
 {
     kvf_error error;
-    kvf_runtime_config rc;
-    kvf_runtime *runtime;
-    kvf_stream *stream;
+    rig r = rig_open(0);
     kvf_linear_engine *engine;
-    kvf_runtime_config_init(&rc);
-    rc.device = KVF_DEVICE_HOST; /* the products of the host device */
-    assert_int_equal(kvf_runtime_open(&rc, &runtime, &error), KVF_OK);
-    assert_int_equal(kvf_stream_create(runtime, &stream), KVF_OK);
     kvf_linear_limits limits = {.rows_max = 0, .inputs_max = 8, .isa_mask = KVF_ISA_ALL};
-    assert_int_equal(kvf_linear_engine_open(runtime, &limits, &engine, &error), KVF_INVALID);
+    assert_int_equal(kvf_linear_engine_open(r.runtime, &limits, &engine, &error), KVF_INVALID);
     assert_null(engine);
     limits.rows_max = 2;
-    assert_int_equal(kvf_linear_engine_open(runtime, &limits, &engine, &error), KVF_OK);
+    assert_int_equal(kvf_linear_engine_open(r.runtime, &limits, &engine, &error), KVF_OK);
     const kvf_linear wide = {.outputs = 1, .inputs = 9};
     kvf_linear_call call = {.parts = {&wide}, .part_count = 1, .rows = 1};
-    assert_int_equal(kvf_linear_enqueue(engine, &call, stream), KVF_INVALID);
+    assert_int_equal(kvf_linear_enqueue(engine, &call, r.stream), KVF_INVALID);
     call.rows = 3;
-    assert_int_equal(kvf_linear_enqueue(engine, &call, stream), KVF_INVALID);
+    assert_int_equal(kvf_linear_enqueue(engine, &call, r.stream), KVF_INVALID);
     const kvf_linear fine = {.outputs = 1, .inputs = 8};
     call = (kvf_linear_call){.parts = {&fine}, .part_count = 1};
-    assert_int_equal(kvf_linear_enqueue(engine, &call, stream), KVF_INVALID);
-    kvf_linear_engine_close(engine);
-    kvf_stream_destroy(stream);
-    kvf_runtime_close(runtime);
+    assert_int_equal(kvf_linear_enqueue(engine, &call, r.stream), KVF_INVALID);
+    rig_close(&r, engine);
 }
 
 static void norm_and_rope_and_swiglu(void **state)

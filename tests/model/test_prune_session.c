@@ -137,11 +137,7 @@ static void session_prunes_its_prompt(void **state)
     const kvf_prune_config config = rig_config_of("fastkv");
     rig_run_one(&r, &config, &want, NULL);
     kvf_prune *prune = rig_open_prune(&r, &config);
-    const kvf_session session = {.runtime = r.runtime,
-                                 .transformer = r.transformer,
-                                 .cache = r.cache,
-                                 .stream = r.stream,
-                                 .prune = prune};
+    const kvf_session session = rig_session(&r, prune);
     model_rig_must(&r, kvf_sequence_create(r.cache, &s), "kvf_sequence_create");
     kvf_prefill_request request = {.sequence = s, .ids = b.ids, .count = PROMPT};
     model_rig_must(&r, kvf_generate_prefill(&session, &request, &stop, &error),
@@ -168,11 +164,7 @@ static void bad_prompts_are_refused(void **state)
     rig_open(&r, KVF_SELECT_HYBRID, 64);
     const kvf_prune_config config = rig_config_of("fastkv");
     kvf_prune *prune = rig_open_prune(&r, &config);
-    const kvf_session session = {.runtime = r.runtime,
-                                 .transformer = r.transformer,
-                                 .cache = r.cache,
-                                 .stream = r.stream,
-                                 .prune = prune};
+    const kvf_session session = rig_session(&r, prune);
     model_rig_must(&r, kvf_sequence_create(r.cache, &s), "kvf_sequence_create");
     kvf_prefill_request request = {.sequence = s, .ids = ids, .count = PROMPTS + 1};
     fixture_expect(kvf_generate_prefill(&session, &request, &stop, &error), &error, KVF_INVALID,

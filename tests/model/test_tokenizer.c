@@ -31,20 +31,6 @@ static int close_hostile(void **state)
     return 0;
 }
 
-static kvf_tokenizer *open_golden(const char *name)
-{
-    char path[1024];
-    size_t size;
-    snprintf(path, sizeof path, "%s/%s.tokenizer.json", KVF_GOLDENS, name);
-    char *json = fixture_read(path, &size);
-    kvf_tokenizer *tokenizer;
-    kvf_error error = {0};
-    if (kvf_tokenizer_parse(json, size, &tokenizer, &error) != KVF_OK)
-        fail_msg("%s: %s", name, error.text);
-    free(json);
-    return tokenizer;
-}
-
 static uint64_t hash_step(uint64_t hash, uint32_t value)
 {
     return (hash ^ value) * 0x100000001b3u;
@@ -120,7 +106,7 @@ static void matches_golden(const char *name)
     char *golden = fixture_read(path, &size);
     char *save = NULL;
     print_message("%s: %s\n", name, strtok_r(golden, "\n", &save));
-    kvf_tokenizer *tokenizer = open_golden(name);
+    kvf_tokenizer *tokenizer = fixture_tokenizer(name);
     result r = {0};
     uint64_t hash = 0;
     uint64_t ids = 0;
@@ -161,7 +147,7 @@ static void round_trips(void **state)
 {
     static const char *const names[] = {"llama3", "tekken"};
     for (size_t n = 0; n < 2; n++) {
-        kvf_tokenizer *tokenizer = open_golden(names[n]);
+        kvf_tokenizer *tokenizer = fixture_tokenizer(names[n]);
         result r = {0};
         for (uint32_t index = 1; index < HOSTILE_STRINGS; index += 2) { /* odd: nothing is added */
             result_make(&r, tokenizer, index);
@@ -181,7 +167,7 @@ static void streams_whole_characters(void **state)
     static const char *const names[] = {"llama3", "qwen2", "gpt2", "words"};
     uint64_t random = 42;
     for (size_t n = 0; n < sizeof names / sizeof *names; n++) {
-        kvf_tokenizer *tokenizer = open_golden(names[n]);
+        kvf_tokenizer *tokenizer = fixture_tokenizer(names[n]);
         kvf_error error;
         kvf_text whole = {0};
         kvf_text streamed = {0};
@@ -231,7 +217,7 @@ static void replaces_broken_characters(void **state)
         {{0xc3, 0xc3, 0xa9}, 3, "\xef\xbf\xbd\xc3\xa9"},
         {{0xff, 0xc0, 'x'}, 3, "\xef\xbf\xbd\xef\xbf\xbdx"},
     };
-    kvf_tokenizer *tokenizer = open_golden("llama3");
+    kvf_tokenizer *tokenizer = fixture_tokenizer("llama3");
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         uint32_t ids[6];
         for (size_t b = 0; b < cases[i].count; b++) {
@@ -256,7 +242,7 @@ static void replaces_broken_characters(void **state)
    special token it does. */
 static void goes_on(void **state)
 {
-    kvf_tokenizer *tokenizer = open_golden("gpt2");
+    kvf_tokenizer *tokenizer = fixture_tokenizer("gpt2");
     kvf_token_ids whole = {0}, more = {0};
     kvf_error error;
     assert_int_equal(kvf_tokenizer_encode(tokenizer, "x", 1, false, &whole, &error), KVF_OK);
@@ -276,7 +262,7 @@ static void goes_on(void **state)
 
 static void answers_questions(void **state)
 {
-    kvf_tokenizer *tokenizer = open_golden("llama3");
+    kvf_tokenizer *tokenizer = fixture_tokenizer("llama3");
     uint32_t id;
     assert_true(kvf_tokenizer_find(tokenizer, "<|eot_id|>", &id));
     assert_true(kvf_tokenizer_is_special(tokenizer, id));
@@ -302,7 +288,7 @@ static void refuses_broken_text(void **state)
         {"a\xed\xa0\x80", 4, "byte 1 (0xed)"},    {"\xf0\x82\x82\xac", 4, "byte 0 (0xf0)"},
         {"\xe2\x82\xac\x80", 4, "byte 3 (0x80)"}, {"\xf5\x80\x80\x80", 4, "byte 0 (0xf5)"},
     };
-    kvf_tokenizer *tokenizer = open_golden("qwen2");
+    kvf_tokenizer *tokenizer = fixture_tokenizer("qwen2");
     kvf_token_ids ids = {0};
     kvf_error error = {0};
     assert_int_equal(kvf_tokenizer_encode(tokenizer, "", 0, true, &ids, &error), KVF_OK);
@@ -324,7 +310,7 @@ static void long_words_are_not_quadratic(void **state)
         "a", " ", "\n", "the", "\xcc\xa3\xcc\x81", "\xe4\xb8\xad", "<|im_", "9"};
     char *text = malloc(BYTES);
     assert_non_null(text);
-    kvf_tokenizer *tokenizer = open_golden("qwen2");
+    kvf_tokenizer *tokenizer = fixture_tokenizer("qwen2");
     for (size_t u = 0; u < sizeof units / sizeof *units; u++) {
         size_t unit = strlen(units[u]);
         size_t size = BYTES / unit * unit;
@@ -400,7 +386,7 @@ static void *encode_some(void *argument)
 
 static void threads_share_one(void **state)
 {
-    kvf_tokenizer *tokenizer = open_golden("gpt2");
+    kvf_tokenizer *tokenizer = fixture_tokenizer("gpt2");
     worker workers[4];
     pthread_t threads[4];
     for (size_t i = 0; i < 4; i++) {
