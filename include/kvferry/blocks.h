@@ -31,10 +31,11 @@
  * The codes of a block (two bits per channel of every key) lie in memory of the caller, so that an
  * engine sees in its own cache what a block costs: see kvf_blocks_bind.
  *
- * All functions from kvf_blocks_put on enqueue only. They allocate nothing and wait for nothing;
- * tables, lengths and slots are read on the device, when the work runs. So the caller may capture
- * them in a CUDA graph of its own, and change those arrays between launches. Calls run in the order
- * of one stream; a caller with several streams orders them itself. One thread at a time.
+ * All functions from kvf_blocks_put on, but kvf_blocks_get, enqueue only. They allocate nothing and
+ * wait for nothing; tables, lengths and slots are read on the device, when the work runs. So the
+ * caller may capture them in a CUDA graph of its own, and change those arrays between launches.
+ * Calls run in the order of one stream; a caller with several streams orders them itself. One
+ * thread at a time.
  *
  * A mistake in an array that is read on the device spoils its own row alone: see kvf_blocks_stats.
  */
@@ -176,6 +177,42 @@ static inline KVF_CHECKED kvf_status kvf_blocks_put(kvf_blocks *blocks,
                                                     kvf_stream *stream)
 {
     return kvf_blocks_put_sized(blocks, args, sizeof *args, stream);
+}
+
+/** Tokens of one layer, to be read back. Rows of k are [kv_heads, head_dim], of v [kv_heads,
+ * value_dim], contiguous; what lies between rows is left alone. */
+typedef struct kvf_blocks_get_args {
+    uint32_t layer;
+    uint32_t tokens;
+    void *k;         /**< host: [tokens] rows; NULL: no keys */
+    void *v;         /**< host: [tokens] rows; NULL: no values */
+    size_t k_stride; /**< elements from row to row; 0 = kv_heads * head_dim */
+    size_t v_stride; /**< likewise, kv_heads * value_dim */
+    const int64_t
+        *slots;    /**< host: [tokens] as of kvf_blocks_put; below 0: its row is left alone */
+    uint32_t fp32; /**< 1: rows are in fp32; 0: in `dtype` of the cache */
+} kvf_blocks_get_args;
+
+/**
+ * Read tokens back, as they are attended to: of native pages the bits that were put (in `dtype`,
+ * where `tensors` are wider), of quantized ones what comes back of them. A token that was not
+ * finite is all NaN, so that it is one again where it is put. In fp32 every number is that of
+ * `dtype`. Slots may come in any order, and repeatedly; one that was never put has any content.
+ *
+ * Waits for the stream, and so for all puts and copies before it there; the arrays are the host's
+ * memory, and rows are there on return. On the host device they may be those of a put. A call that
+ * fails has written nothing to them.
+ *
+ * @return KVF_OK; KVF_INVALID, also while the stream is being captured; KVF_DEVICE_FAILED
+ */
+KVF_API KVF_CHECKED kvf_status kvf_blocks_get_sized(kvf_blocks *blocks,
+                                                    const kvf_blocks_get_args *args, size_t size,
+                                                    kvf_stream *stream);
+static inline KVF_CHECKED kvf_status kvf_blocks_get(kvf_blocks *blocks,
+                                                    const kvf_blocks_get_args *args,
+                                                    kvf_stream *stream)
+{
+    return kvf_blocks_get_sized(blocks, args, sizeof *args, stream);
 }
 
 /** Rows of a call: the first ceil(lengths[i] / block_tokens) ids of each are read. */

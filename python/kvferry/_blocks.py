@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pages under block tables of the caller (kvferry/blocks.h), for engines.
 
-Knows no arrays: device memory comes as addresses, and whoever calls keeps it alive until the work is
-done. Invariant: a call enqueues and returns; nothing is copied or kept.
+Knows no arrays: memory comes as addresses, and whoever calls keeps it alive until the work is done.
+Invariant: a call but `get` enqueues and returns; nothing is copied or kept.
 """
 import ctypes
 from ctypes import addressof, byref
 from typing import Any, Optional, Sequence as Many, Tuple
 
-from .capi import (BlocksRows, BlocksConfig, BlocksDecodeArgs, BlocksExtendArgs, BlocksPlan, BlocksStats,
-                   CacheConfig, BlocksPutArgs, lib, sized)
+from .capi import (BlocksRows, BlocksConfig, BlocksDecodeArgs, BlocksExtendArgs, BlocksGetArgs, BlocksPlan,
+                   BlocksStats, CacheConfig, BlocksPutArgs, lib, sized)
 from ._cache import make_config, make_attention_params
 from ._errors import Invalid, checked, raise_last
 from ._handles import Handle, Node
@@ -86,6 +86,16 @@ class Blocks(Handle):
     def write(self, args: BlocksPutArgs, stream: Stream) -> None:
         """`put` with arguments that the caller uses again."""
         self._must(lib.kvf_blocks_put_sized(self._node.check(), *sized(args), stream._node.check()))
+
+    def get(self, layer: int, tokens: int, k: Optional[int], v: Optional[int], slots: int, stream: Stream, *,
+            k_stride: int = 0, v_stride: int = 0, fp32: bool = False) -> None:
+        """Read tokens back, into host memory, after all work of the stream; `slots` lie there, too.
+
+        fp32  rows are in fp32, and not in `dtype` of the cache
+        """
+        args = BlocksGetArgs(layer=layer, tokens=tokens, k=k, v=v, k_stride=k_stride, v_stride=v_stride,
+                             slots=slots, fp32=fp32)
+        self._must(lib.kvf_blocks_get_sized(self._node.check(), *sized(args), stream._node.check()))
 
     def decode(self, layer: int, rows: int, table: Tuple[int, int], lengths: int, q: int, out: int,
                stream: Stream, *, regions: Optional[int] = None, lse: Optional[int] = None,

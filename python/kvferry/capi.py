@@ -140,6 +140,8 @@ BlocksConfig = _struct("kvf_blocks_config",
 BlocksPlan = _struct("kvf_blocks_plan", """u64 code_bytes host_bytes device_block_bytes
     device_region_bytes device_bytes; u32 slots; enum transfer; u64 resident_tokens prompt_bytes""")
 BlocksPutArgs = _struct("kvf_blocks_put_args", "u32 layer tokens; ptr k v; size k_stride v_stride; ptr slots")
+BlocksGetArgs = _struct("kvf_blocks_get_args",
+                        "u32 layer tokens; ptr k v; size k_stride v_stride; ptr slots; u32 fp32")
 BlocksRows = _struct("kvf_blocks_rows", "u32 rows table_stride; ptr table lengths regions")
 BlocksDecodeArgs = _struct("kvf_blocks_decode_args",
                            "u32 layer; ptr rows q out lse page_scores page_ids; u32 page_stride")
@@ -310,6 +312,7 @@ kvf_blocks_memory         ptr   ptr
 kvf_blocks_bind           enum  ptr u32 ptr size
 kvf_blocks_attention_params           enum  ptr u32 ptr
 kvf_blocks_put_sized      enum  ptr ptr size ptr
+kvf_blocks_get_sized      enum  ptr ptr size ptr
 kvf_blocks_decode_sized   enum  ptr ptr size size ptr
 kvf_blocks_extend_sized   enum  ptr ptr size size ptr
 kvf_blocks_copy           enum  ptr ptr ptr u32 ptr

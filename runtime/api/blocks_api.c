@@ -145,14 +145,15 @@ kvf_status kvf_blocks_attention_params(kvf_blocks *blocks, uint32_t layer,
     return kvf_leave(blocks->cache, set_attention(blocks, layer, params));
 }
 
-static kvf_status check_strides(const kvf_blocks *blocks, const kvf_blocks_put_args *args)
+/* Strides of rows of keys and values. */
+static kvf_status check_strides(const kvf_blocks *blocks, size_t k_stride, size_t v_stride)
 {
     const kvf_cache_config *c = &blocks->cache->config;
     const struct {
         const char *name, *dim;
         size_t stride, row;
-    } strides[] = {{"k_stride", "head_dim", args->k_stride, (size_t)c->kv_heads * c->head_dim},
-                   {"v_stride", "value_dim", args->v_stride, (size_t)c->kv_heads * c->value_dim}};
+    } strides[] = {{"k_stride", "head_dim", k_stride, (size_t)c->kv_heads * c->head_dim},
+                   {"v_stride", "value_dim", v_stride, (size_t)c->kv_heads * c->value_dim}};
     for (size_t i = 0; i < 2; i++)
         if (strides[i].stride && strides[i].stride < strides[i].row)
             KVF_FAIL(blocks->cache->context, KVF_INVALID,
@@ -167,7 +168,7 @@ static kvf_status put(kvf_blocks *blocks, const kvf_blocks_put_args *args, kvf_s
     if (!args->k || !args->v || !args->slots)
         KVF_FAIL(context, KVF_INVALID, "k, v or slots is NULL; pass the new tokens");
     KVF_TRY(check_bound(blocks, args->layer));
-    KVF_TRY(check_strides(blocks, args));
+    KVF_TRY(check_strides(blocks, args->k_stride, args->v_stride));
     return kvf_block_write(blocks, args, stream);
 }
 
@@ -181,6 +182,62 @@ kvf_status kvf_blocks_put_sized(kvf_blocks *blocks, const kvf_blocks_put_args *a
         KVF_SIZED_TAKE(blocks->cache->context, kvf_blocks_put_args, args, size, &own);
     if (status == KVF_OK)
         status = put(blocks, &own, stream);
+    return kvf_leave(blocks->cache, status);
+}
+
+/* Slots that the host reads. */
+static kvf_status check_slots(const kvf_blocks *blocks, const kvf_blocks_get_args *args)
+{
+    const kvf_blocks_config *c = &blocks->config;
+    const int64_t slots = (int64_t)c->block_count * c->block_tokens;
+    for (uint32_t i = 0; i < args->tokens; i++)
+        if (args->slots[i] >= slots)
+            KVF_FAIL(blocks->cache->context, KVF_INVALID,
+                     "slots[%u] = %lld: must be below block_count * block_tokens = %lld; a token "
+                     "that is not wanted has a number below 0",
+                     i, (long long)args->slots[i], (long long)slots);
+    return KVF_OK;
+}
+
+/* Tokens are read when the stream is done, which a stream that is being captured never is. */
+static kvf_status check_waits(const kvf_blocks *blocks, kvf_stream *stream)
+{
+    const int answer = stream->device->ops->is_capturing(stream);
+    if (answer < 0)
+        KVF_FAIL(blocks->cache->context, KVF_DEVICE_FAILED,
+                 "the device could not say whether a stream is being captured");
+    if (answer)
+        KVF_FAIL(blocks->cache->context, KVF_INVALID,
+                 "the stream is being captured, and tokens are read back by the host; call "
+                 "kvf_blocks_get after the capture has ended");
+    return KVF_OK;
+}
+
+static kvf_status get(kvf_blocks *blocks, const kvf_blocks_get_args *args, kvf_stream *stream)
+{
+    kvf_context *context = blocks->cache->context;
+    if (!args->slots || (!args->k && !args->v))
+        KVF_FAIL(context, KVF_INVALID,
+                 "slots, or both k and v, are NULL; pass tokens, and room for what is wanted");
+    if (args->fp32 > 1)
+        KVF_FAIL(context, KVF_INVALID, "fp32 = %u: 1 for rows in fp32, 0 for dtype", args->fp32);
+    KVF_TRY(check_bound(blocks, args->layer));
+    KVF_TRY(check_strides(blocks, args->k_stride, args->v_stride));
+    KVF_TRY(check_slots(blocks, args));
+    KVF_TRY(check_waits(blocks, stream));
+    return kvf_block_read(blocks, args, stream);
+}
+
+kvf_status kvf_blocks_get_sized(kvf_blocks *blocks, const kvf_blocks_get_args *args, size_t size,
+                                kvf_stream *stream)
+{
+    kvf_blocks_get_args own;
+    KVF_CHECK_HANDLE(blocks, blocks);
+    KVF_TRY(kvf_enter_enqueueing(blocks->cache, stream));
+    kvf_status status =
+        KVF_SIZED_TAKE(blocks->cache->context, kvf_blocks_get_args, args, size, &own);
+    if (status == KVF_OK)
+        status = get(blocks, &own, stream);
     return kvf_leave(blocks->cache, status);
 }
 

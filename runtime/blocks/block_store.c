@@ -464,7 +464,9 @@ kvf_status kvf_block_store_reserve(kvf_blocks *blocks, kvf_reservation *r)
     void *memory = NULL;
     KVF_TRY(kvf_cache_reserve(cache, r));
     blocks->bindings = kvf_alloc(cache->context, cache->config.layers, sizeof *blocks->bindings);
-    if (!blocks->bindings)
+    blocks->nonfinite =
+        kvf_alloc(cache->context, kvf_physical_count(&blocks->physical), sizeof(uint64_t));
+    if (!blocks->bindings || !blocks->nonfinite)
         KVF_FAIL(cache->context, KVF_OUT_OF_MEMORY, "no memory for blocks of %u layers",
                  cache->config.layers);
     KVF_TRY(cache->device->ops->memory_alloc(cache->device, blocks->bytes, &memory));
@@ -483,6 +485,7 @@ void kvf_block_store_destroy(kvf_blocks *blocks)
     if (blocks->memory)
         device->ops->memory_free(device, blocks->memory);
     kvf_free(blocks->context, blocks->bindings);
+    kvf_free(blocks->context, blocks->nonfinite);
     kvf_context *context = blocks->context;
     kvf_free(context, blocks->tails.of);
     kvf_free(context, blocks->kinds);

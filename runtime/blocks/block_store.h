@@ -69,6 +69,7 @@ struct kvf_blocks {
     uint64_t bytes;                /* of what follows */
     char *memory;                  /* of the device */
     kvf_block_binding *bindings;   /* [layers] */
+    uint64_t *nonfinite;           /* [physical blocks of a layer] of a get, on the host */
 };
 
 /* Settings and sizes; *out is to be destroyed even on failure. */
@@ -81,6 +82,9 @@ void kvf_block_store_destroy(kvf_blocks *blocks); /* NULL is fine, and half of i
 /* Arguments were checked. They enqueue. */
 KVF_CHECKED kvf_status kvf_block_write(kvf_blocks *blocks, const kvf_blocks_put_args *args,
                                        kvf_stream *stream);
+/* This one waits. */
+KVF_CHECKED kvf_status kvf_block_read(kvf_blocks *blocks, const kvf_blocks_get_args *args,
+                                      kvf_stream *stream);
 KVF_CHECKED kvf_status kvf_block_step(kvf_blocks *blocks, const kvf_blocks_decode_args *args,
                                       kvf_stream *stream);
 /* Chunks of the rows `row` and after it of a call. */

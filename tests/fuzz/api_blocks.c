@@ -427,6 +427,26 @@ static void extend(world *w)
     }
 }
 
+/* Every token of a layer is that of the account, or NaN where it was not finite. */
+static void read_back(world *w, uint32_t layer)
+{
+    const model *m = &w->models[layer];
+    const uint32_t all = token_count(w), heads = w->config.cache.kv_heads;
+    const kvf_blocks_get_args args = {
+        .layer = layer, .tokens = all, .k = w->k, .v = w->v, .slots = w->slots};
+    for (uint32_t i = 0; i < all; i++)
+        w->slots[i] = i;
+    PROMISE(kvf_blocks_get(w->blocks, &args, w->stream) == KVF_OK);
+    for (uint32_t i = 0; i < all * heads; i++) {
+        const float *kv = m->kv[i / heads][i % heads];
+        const float *k = w->k + (size_t)i * DIM, *v = w->v + (size_t)i * DIM;
+        for (uint32_t d = 0; m->is_nonfinite[i / heads] && d < DIM; d++)
+            PROMISE(isnan(k[d]) && isnan(v[d]));
+        if (!m->is_nonfinite[i / heads])
+            PROMISE(!memcmp(k, kv, DIM * sizeof *k) && !memcmp(v, kv + DIM, DIM * sizeof *v));
+    }
+}
+
 static void statistics(world *w)
 {
     kvf_blocks_stats s;
@@ -520,6 +540,8 @@ static void run(world *w)
         else
             decode(w);
     }
+    for (uint32_t l = 0; l < w->config.cache.layers; l++)
+        read_back(w, l);
     statistics(w);
 }
 

@@ -212,6 +212,9 @@ class World:
         row.tokens, row.k, row.v, row.slots = 1, self.room(), self.room(), self.room()
         row.k_stride = row.v_stride = KV_HEADS * HEAD_DIM
 
+    def fill_kvf_blocks_get_args(self, row):
+        row.tokens, row.k, row.v, row.slots = 1, self.room(), self.room(), self.room()
+
     def fill_kvf_blocks_rows(self, row):
         row.rows, row.table_stride = 1, 1
         row.table, row.lengths, row.regions = self.room(), self.room(), self.room()

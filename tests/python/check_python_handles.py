@@ -227,7 +227,11 @@ class Blocks(Base):
             slots = table[np.arange(len(own)) // 32].astype(np.int64) * 32 + np.arange(len(own)) % 32
             keys, values = np.ascontiguousarray(k[own]), np.ascontiguousarray(v[own])
             blocks.put(0, len(own), keys.ctypes.data, values.ctypes.data, slots.ctypes.data, stream)
-            stream.wait()
+            back = [np.zeros_like(keys), np.zeros_like(values)]
+            blocks.get(0, len(own), back[0].ctypes.data, back[1].ctypes.data, slots.ctypes.data, stream)
+            self.assertEqual((back[0].tobytes(), back[1].tobytes()), (keys.tobytes(), values.tobytes()))
+        with self.assertRaisesRegex(kvferry.Invalid, r"slots, or both k and v, are NULL"):
+            blocks.get(0, 1, None, None, slots.ctypes.data, stream)
         q = self.rows(2, QUERY_HEADS)
         blocks.decode(0, 2, (ids.ctypes.data, 4), lengths.ctypes.data, q.ctypes.data,
                       out.ctypes.data, stream)
@@ -255,6 +259,14 @@ class Blocks(Base):
             kvferry.Blocks.plan_for(self.runtime, block_count=4, layers=1, query_heads=2, kv_heads=1,
                                     head_dim=32, tokens_max=64, select="hybrid")
 
+    def near_what_was_put(self, blocks, k, v, slots, stream):
+        """Tokens come back near them: keys in eight bits, values in four."""
+        keys, values = np.zeros_like(k), np.zeros_like(v)
+        blocks.get(0, len(k), keys.ctypes.data, values.ctypes.data, slots.ctypes.data, stream, fp32=True)
+        for got, put, most in ((keys, k, 0.1), (values, v, 0.4)):
+            lost = np.abs(got - put).max()
+            self.assertTrue(1e-4 < lost < most, lost)
+
     def test_quantized_pages(self):
         """A step and a chunk attend to the same tokens, which are near those that were put, and a block
         takes less host memory."""
@@ -269,6 +281,7 @@ class Blocks(Base):
         k, v, q = self.rows(110, KV_HEADS), self.rows(110, KV_HEADS), self.rows(1, QUERY_HEADS)
         step, chunk = self.rows(1, QUERY_HEADS), self.rows(1, QUERY_HEADS)
         blocks.put(0, 110, k.ctypes.data, v.ctypes.data, slots.ctypes.data, stream)
+        self.near_what_was_put(blocks, k, v, slots, stream)
         blocks.decode(0, 1, (ids.ctypes.data, 4), lengths.ctypes.data, q.ctypes.data, step.ctypes.data, stream)
         blocks.extend(0, (ids.ctypes.data, 4), lengths.ctypes.data, [0, 1], [109], q.ctypes.data,
                       chunk.ctypes.data, stream)

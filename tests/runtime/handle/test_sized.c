@@ -399,6 +399,7 @@ static void close_handles(handles *h)
     X(kvf_page_lists, read_lists,                                                                  \
       kvf_read_pages_sized(h->w.cache, &h->step, sizeof h->step, given, h->size, h->w.stream))     \
     X(kvf_blocks_put_args, put, kvf_blocks_put_sized(h->blocks, given, h->size, h->w.stream))      \
+    X(kvf_blocks_get_args, get, kvf_blocks_get_sized(h->blocks, given, h->size, h->w.stream))      \
     X(kvf_blocks_decode_args, blocks_decode,                                                       \
       kvf_blocks_decode_sized(h->blocks, given, h->size, sizeof(kvf_blocks_rows), h->w.stream))    \
     X(kvf_blocks_extend_args, blocks_extend,                                                       \
