@@ -401,7 +401,6 @@ kvf_status kvf_save_begin(kvf_cache *cache, const kvf_save_args *args, kvf_strea
         status = take(save, args->sequence, stream);
         if (status == KVF_OK)
             status = kvf_thread_start(cache->context, &save->thread, "kvf-save", -1, run, save);
-        save->is_started = status == KVF_OK;
         if (status != KVF_OK) /* what is enqueued may still write to the save's memory */
             (void)cache->device->ops->stream_wait(stream);
     }

@@ -51,7 +51,6 @@ struct kvf_save {
 
     kvf_event *taken;
     pthread_t thread;
-    uint32_t is_started;
     uint32_t is_done; /* atomic */
     kvf_error error;  /* why there is no file; the thread's until it is done */
 };
