@@ -19,14 +19,14 @@
  *
  * Copies of pages on the device belong to blocks. Local window and sink of a row are in a *region*
  * of the device. A region may serve any row at any time. Its content is validated before every use:
- * it counts only if it came from the block that the row's table names, and if nobody has written
- * those tokens since. So a region that goes to another request costs misses, and never an answer.
+ * it counts only if it came from the block that the row's table names, and if those tokens were not
+ * written since. So a region that goes to another request costs misses, and never an answer.
  *
  * Outputs of kvf_blocks_decode have the bits of kvf_decode for a sequence with the same tokens and
- * settings on the same device, whatever the ids, the regions and what is resident. Where pages are
- * quantized, outputs follow from the tokens alone, too, but differ from those of a sequence: a
- * token is quantized when it is put, so that sink and local window are quantized as well, which a
- * sequence keeps as they came.
+ * settings on the same device, for any ids, regions and resident pages. If pages are quantized,
+ * outputs follow from the tokens alone, too, but differ from a sequence's: a token is quantized
+ * when it is put, so that sink and local window are quantized as well, which a sequence keeps as
+ * they came.
  *
  * The codes of a block (two bits per channel of every key) lie in memory of the caller, so that an
  * engine sees in its own cache what a block costs: see kvf_blocks_bind.

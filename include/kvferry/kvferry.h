@@ -41,22 +41,21 @@
  *   runtime, and for a pointer that is NULL unless its text allows that. A function without a
  *   status then returns 0, NULL or an empty text, or does nothing.
  * - Fill a configuration with its `_init`, which sets `size` and the defaults. Other structs have
- *   no `size`: NAME, inline, passes sizeof beside the pointer to NAME_sized, which the library
- *   exports and other languages bind. So structs grow at their end under one soname. Where the
- *   library reads a struct, a shorter form is taken: fields that it lacks have their default, 0
- *   where there is no `_init`. So is a longer one whose rest is 0; with a rest that is used it asks
- *   for features that this library lacks: KVF_INVALID. Where the library fills a struct, it writes
- *   the fields that both know, and 0 to the rest. A struct that it lends (settings, plans, views)
- *   ends where the library's ends: take one that is no older than the header. kvf_error,
- *   kvf_allocator, kvf_link_times, kvf_link_line, kvf_prune_profile and kvf_structkv_measures are
- *   whole, and never change.
+ *   no `size`: NAME, inline, passes sizeof and the pointer to NAME_sized, which the library exports
+ *   and other languages bind. So structs grow at their end under one soname. If the library reads a
+ *   struct, it takes a shorter form: missing fields have their default, 0 if there is no `_init`.
+ *   It takes a longer one if the rest is 0; a rest that is used means features that this library
+ *   lacks: KVF_INVALID. If the library fills a struct, it writes the fields that both know,
+ *   and 0 to the rest. A struct that it lends (settings, plans, views) ends where the library's
+ *   ends: take one that is no older than the header. kvf_error, kvf_allocator, kvf_link_times,
+ *   kvf_link_line, kvf_prune_profile and kvf_structkv_measures are whole, and never change.
  * - Threads: one at a time uses a cache and handles made from it, not always the same one; caches
  *   are independent. Any uses a runtime at any time; one at a time enqueues on a stream, any waits.
  * - Streams: calls on one cache may name different ones. Their work runs in the order of the calls,
  *   whichever stream it is on; work of different caches has an order only within a stream.
  * - Errors: a thread has its own last error, see kvf_runtime_error.
- * - fork(): a child has no handles. Whatever it calls with those of its parent is KVF_INVALID, or
- *   reads zeros, and closing, destroying and freeing them does nothing, so that exit and garbage
+ * - fork(): a child has no handles. Any call with its parent's objects is KVF_INVALID, or reads
+ *   zeros, and closing, destroying and freeing them does nothing, so that exit and garbage
  *   collection may do it; its parent notices nothing. It opens a runtime of its own, on the host
  *   device if its parent used a GPU: CUDA does not work in a child. clone() and such go unnoticed.
  * - Signals: the library installs no handler. Its threads inherit the mask of the thread that
@@ -69,10 +68,10 @@
  *   They are aligned to 16 bytes.
  * - Shapes are row-major, last dimension fastest. Queries, keys, values and outputs have the type
  *   that `tensors` of the cache says, pages `dtype`.
- * - A call takes at most 64 KiB of its caller's stack, also on a fibre, beside what the driver of a
- *   GPU takes. Threads of the library have stacks of 2 MiB or more, whatever libc and limits say.
- *   On the host device a thread that waits for a stream runs work itself, but only where its own
- *   stack has 512 KiB left.
+ * - A call takes at most 64 KiB of its caller's stack, also on a fibre, not counting a GPU's
+ *   driver. Threads of the library have stacks of 2 MiB or more, independent of libc and limits. On
+ *   the host device a thread that waits for a stream runs work itself, but only where its own stack
+ *   has 512 KiB left.
  * - The library never exits, prints, or reads the environment. It reads and writes numbers as in
  *   the C locale. Functions without a status abort on an index out of range, such as a layer.
  */
@@ -236,7 +235,8 @@ KVF_API void kvf_runtime_close(kvf_runtime *runtime);
 
 /**
  * The last error of the calling thread, if it came from this runtime or from anything opened from
- * it; else KVF_OK with an empty text, never NULL. A failure in stream order comes to whoever waits.
+ * it; else KVF_OK with an empty text, never NULL. A failure in stream order is returned to the
+ * waiting call.
  *
  * It is the thread's alone, and valid until a call of this thread on any runtime fails again, or
  * the thread ends; closing the runtime does not change it. Copy it to keep it or hand it on.
@@ -460,9 +460,9 @@ typedef struct kvf_cache_config {
     kvf_dtype dtype;      /**< of keys and values in the cache; default BF16 */
     float softmax_scale;  /**< 0 = 1/sqrt(head_dim) */
     /** Element type of q, k, v and out of all calls; default DTYPE. Numbers in fp32 that come in
-     * are rounded once, to nearest even, so that results are those of the rounded ones; one that
-     * rounds to infinity is not finite. Outputs in fp32 are not rounded. Pages, kvf_read_pages and
-     * saved sequences have dtype. */
+     * are rounded once, to nearest even, so results follow from the rounded ones; one that
+     * rounds to infinity is not finite. Outputs in fp32 are not rounded. Pages, kvf_read_pages
+     * and saved sequences have dtype. */
     kvf_tensors tensors;
 
     /* ---- limits: memory is reserved for them at open ---- */
@@ -529,12 +529,12 @@ typedef struct kvf_cache_config {
 
     /* ---- memory ---- */
     /** Storage format of sealed pages in memory, in slots, on disk, in saved files and on their
-     * way; default NATIVE. Sink and local window stay as they came. A block is quantized once, when
-     * it is sealed, and whatever looks at its tokens from then on, digests too, sees what was
+     * way; default NATIVE. Sink and local window stay as they came. A block is quantized once,
+     * when it is sealed, and from then on every reader of its tokens, digests too, sees what was
      * quantized. A token of a prompt sees what a decode step would: exact keys and values within
-     * its local window, quantized ones before it. So results do not depend on chunks. A token that
-     * is not finite is quantized as zeros, and kvf_prefill and kvf_decode report it. With K8V8 or
-     * K8V4 a cache on the CUDA device has dtype BF16 and head_dim 64, 128 or 192: else
+     * its local window, quantized ones before it. So results do not depend on chunks. A token
+     * that is not finite is quantized as zeros, and kvf_prefill and kvf_decode report it. With
+     * K8V8 or K8V4 a cache on the CUDA device has dtype BF16 and head_dim 64, 128 or 192: else
      * KVF_UNSUPPORTED. A saved sequence comes back to a cache of the same format. */
     kvf_pages pages;
     /** Most bytes on the device: windows, digests, tables, room for prompts (see prompt_bytes). The
@@ -678,12 +678,12 @@ KVF_API KVF_CHECKED kvf_status kvf_sequence_fork(kvf_cache *cache, kvf_sequence 
  * The calls after it run as if those tokens had never been there, bit for bit: outputs, selection,
  * and the rhythm of refreshes and verification. Two things differ. Hits and misses do, where pages
  * have come to the device since; and so does a static set (hybrid, static) that the dropped tokens
- * took part in: if it was chosen since, the next step chooses it anew from all keys; a RESIDENT
+ * took part in: if it was chosen since, the next step chooses it again from all keys; a RESIDENT
  * refresh finds the pages that are resident now; and a refresh that is due before the dropped
  * tokens are replaced uses the queries that are left. Dropped tokens stay in the statistics; in
- * kvf_footprint they count as held and are no step of full attention. Where pages are quantized,
- * the newest sealed block returns to the local window as it came; older blocks return dequantized,
- * and results then differ by the quantization error.
+ * kvf_footprint they count as held and are no step of full attention. If pages are quantized, the
+ * newest sealed block returns to the local window as it came; older blocks return dequantized, and
+ * results then differ by the quantization error.
  *
  * @param tokens   0 empties the sequence
  * @return KVF_OK; KVF_INVALID if the sequence ends before @p tokens; KVF_UNSUPPORTED within what a
@@ -762,13 +762,13 @@ typedef struct kvf_decode_args {
  * One decode step of one layer for a batch: append, score, select, fetch, attend.
  *
  * With several tokens of a sequence (drafts to verify, a short turn) every token attends to its own
- * selection, and to itself and what comes before it. Outputs, selection and statistics are those of
- * as many calls with one token of each, bit for bit; what differs is time, and which pages were
- * hits. Tokens that seal no block, refresh no static set and are not verified are one batch: a page
- * that several of them selected is moved once. With a disk tier, and in layers with streaming
- * heads, every token is a step of its own.
- * kvf_sequence_truncate takes tokens back. Recorded steps and page lists have one token of a
- * sequence, and so has a cache with a disk tier and streaming heads: KVF_UNSUPPORTED.
+ * selection, and to itself and what comes before it. Outputs, selection and statistics are the
+ * same, bit for bit, as from as many calls with one token of each; what differs is time, and which
+ * pages were hits. Tokens that seal no block, refresh no static set and are not verified are one
+ * batch: a page that several of them selected is moved once. With a disk tier, and in layers with
+ * streaming heads, every token is a step of its own. kvf_sequence_truncate takes tokens back.
+ * Recorded steps and page lists have one token of a sequence, and so has a cache with a disk tier
+ * and streaming heads: KVF_UNSUPPORTED.
  *
  * With k and v NULL a step has queries alone, one of each sequence, for a layer of the model that
  * attends to keys of another one (shared KV): `layer` owns the keys, and its own step came before.
@@ -777,8 +777,8 @@ typedef struct kvf_decode_args {
  * owner's, whose own steps do not change. Not in recorded steps, with streaming heads or select =
  * ORACLE.
  *
- * The same input, settings and device give the same bits, whatever the number of threads, the
- * transfer method, and whatever was resident.
+ * The same input, settings and device give the same bits, for any number of threads, any transfer
+ * method, and any resident pages.
  *
  * A caller that selects by itself gives page_scores, where entry p of a list is the score of page p
  * (tokens p * page_size to (p + 1) * page_size - 1 of the sequence in this layer), or page_ids, the
@@ -866,13 +866,13 @@ typedef struct kvf_page_lists {
 KVF_API uint32_t kvf_select_pages_max(const kvf_cache *cache);
 
 /**
- * Append the token and select pages only; the caller attends with its own kernel. Every token
- * to attend to is in the listed pages: pages of the sink, of the local window, and selected pages,
+ * Append the token and select pages only; the caller attends with its own kernel. Every token to
+ * attend to is in the listed pages: pages of the sink, of the local window, and selected pages,
  * each once. The cache needs static_ratio 0, because page lists cannot name single tokens, a policy
- * that selects pages for a KV head (not QUEST, ARKVALE, ORACLE), and no streaming heads. Where
- * pages are quantized (kvf_cache_config.pages) the caller's kernel attends to what kvf_read_pages
- * gives. With a disk tier the call waits until listed pages are in memory. There they stay until
- * the next call on the cache, and for work that was on @p stream before it if it goes there, too.
+ * that selects pages for a KV head (not QUEST, ARKVALE, ORACLE), and no streaming heads. If pages
+ * are quantized (kvf_cache_config.pages) the caller's kernel attends to what kvf_read_pages gives.
+ * With a disk tier the call waits until listed pages are in memory. There they stay until the next
+ * call on the cache, and for work that was on @p stream before it if it goes there, too.
  * @return as kvf_decode; KVF_UNSUPPORTED with the setting that is in the way
  */
 KVF_API KVF_CHECKED kvf_status kvf_select_pages_sized(kvf_cache *cache, const kvf_decode_args *args,
@@ -912,9 +912,8 @@ static inline KVF_CHECKED kvf_status kvf_attend_pages(kvf_cache *cache, const kv
 }
 
 /**
- * Copy listed pages to the device, contiguous and in full precision, whatever their storage format
- * in the cache: for a kernel of the caller where pages are quantized, or that wants them in one
- * place.
+ * Copy listed pages to the device, contiguous and in full precision, from any storage format of the
+ * cache: for a kernel of the caller where pages are quantized, or that wants them in one place.
  *
  * @param args     layer, batch and sequences are those of the lists; out receives page indices[i]
  *                 as [page_size, head_dim + value_dim] at i, in device memory. Tokens of sink and

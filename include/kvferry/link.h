@@ -77,7 +77,7 @@ typedef struct kvf_link_case {
     uint32_t gap_ns;      /**< of CADENCE and TAX: length of one piece of compute; default 100000 */
     uint32_t repetitions; /**< measured, 1 … 65536; default 20 */
     uint32_t warmup;      /**< not measured; default 3 */
-    uint64_t seed;        /**< of the pages chosen; each repetition draws anew; default 1 */
+    uint64_t seed;        /**< of the pages chosen; each repetition draws again; default 1 */
     uint32_t
         slots_in_order; /**< 1: slots follow each other; 0: scattered, as in a cache; default 0 */
 } kvf_link_case;

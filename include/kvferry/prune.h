@@ -33,7 +33,7 @@
  * nothing, and attend to a cache that was chosen without it. Questions that are asked of the prompt
  * later are not in the window: for these keep more, or use OFFLOAD.
  *
- * Where pages are quantized (kvf_cache_config.pages) policies see the scores of what a step would
+ * If pages are quantized (kvf_cache_config.pages) policies see the scores of what a step would
  * attend to. With EVICT a kept token that was quantized and is sealed again keeps its bytes. One
  * that returns to the local window or the sink is as it came if its block was the last that was
  * sealed, else dequantized, and is quantized again when it leaves the window.
@@ -192,7 +192,7 @@ typedef struct kvf_prune_policy {
     const char *settings;
     kvf_prune_reach reach; /**< chunked eviction refuses more than LAYER */
     uint32_t needs;        /**< OR of kvf_prune_needs, the same for every layer */
-    /** Instead of `needs`, where they differ from layer to layer. Measurements and the number of
+    /** Instead of `needs`, if they differ from layer to layer. Measurements and the number of
      * tokens are not in the view yet; before a prompt the state is zero. */
     uint32_t (*needs_at)(const kvf_prune_view *view);
     /** Returns NULL, or writes what is wrong (field, value, fix) to text and returns it. Common

@@ -3,8 +3,8 @@
 #define KVFERRY_SAVE_H
 
 /**
- * @file
- * Sequences that last: saved to a file, and restored into a cache, where they continue bit for bit.
+ * @file Sequences that last: saved to a file, and restored into a cache, and continue there bit for
+ * bit.
  *
  *     kvf_save_args sa;
  *     kvf_save_args_init(&sa);
@@ -95,12 +95,12 @@ static inline void kvf_restore_args_init(kvf_restore_args *args)
 }
 
 /**
- * Make a sequence from a file. Geometry (layers, heads, head_dim, value_dim, dtype, head_mask
- * and what streaming heads keep) must be that of the file, and so must the attention parameters of
+ * Make a sequence from a file. Geometry (layers, heads, head_dim, value_dim, dtype, head_mask and
+ * what streaming heads keep) must be that of the file, and so must the attention parameters of
  * every layer (kvf_cache_attention_params): set them before. A page of 64 tokens does not go
  * together with smaller ones. With `exact` every setting that decides what is attended must be too.
  * Without it, if one is another, the sequence is as if its tokens had been appended without
- * queries: the next step chooses a static set anew; if all are the same, it continues bit for bit,
+ * queries: the next step chooses a static set again; if all are the same, it continues bit for bit,
  * too. Settings of transfer, limits and statistics may always differ.
  *
  * @return KVF_OK; KVF_SYSTEM if the file cannot be read; KVF_CORRUPT if it is damaged;

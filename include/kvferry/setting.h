@@ -52,7 +52,7 @@ KVF_API const char *kvf_setting_range(const kvf_setting *setting, char *text, si
  * Set the field of @p config from text. A field that lies beyond its `size` (offset + bytes) is of
  * a later library: leave it out. Whole numbers may end with K, M or G (1024s; KiB is K), switches
  * are on, off, 1 or 0, arrays are separated by commas; TEXT is borrowed. A number is written as in
- * the C locale, here and below, whatever setlocale says.
+ * the C locale, here and below, independent of setlocale.
  *
  * @return 1; 0 if the text is out of range or no such value: nothing is changed then
  */
