@@ -206,14 +206,15 @@ KVF_TASKS(rotate, kvf_rotate_args, kvf_div_ceil_u32(a->rows, KVF_ROTATE_ROWS))
  * Rows may have codes in common, as forks have those of their prompt. Where `order` is set, the
  * lists of row r are r * row_lists .. + row_lists - 1, and order names each row once: common[i]
  * tiles from the front of the row at place i are whole, and have the codes of the row at place i -
- * 1; common[0] is 0. So the rows that have a tile in common follow each other there, and the task
- * of the first of them scores it for all, by one look at its codes; what would be the tasks of the
- * others does not. Skipped tokens are each row's own. The bits are those without an order. The cost
- * of softmax over the whole context: no second look at the codes. Two bytes per page and query head
- * leave this kernel and come back in reduce_mass, and eight per tile and head; one exponential per
- * token and head here, one per tile and head there, and no logarithm. At pages of one token, a
- * group of 4 and head_dim 128 that is 8 bytes written and read beside 34 of codes; at pages of 8,
- * one byte.
+ * 1; common[0] is 0. Rows that share a tile are adjacent there. The first row's task scores the
+ * tile for all of them, by one look at its codes; the other rows' tasks return. Skipped tokens are
+ * each row's own. The bits are the same as without an order.
+ *
+ * Softmax over the whole context needs no second look at the codes. It costs two bytes per page and
+ * query head, which leave this kernel and come back in reduce_mass, and eight per tile and head;
+ * one exponential per token and head here, one per tile and head there, and no logarithm. At pages
+ * of one token, a group of 4 and head_dim 128 that is 8 bytes written and read in addition to 34 of
+ * codes; at pages of 8, one byte.
  */
 #define KVF_SCORE_CODES_TOKENS 1024u
 #define KVF_SCORE_CODES_TILES  2u  /* of a task, at least: more in long lists, */

@@ -5,11 +5,11 @@
 /*
  * Slots for pages, while other blocks look for slots too; for resolve, admit and lodge.
  *
- * Knows nothing of bytes. Nobody waits for anybody: who wants a slot takes its word by
- * compare-and-swap, which says that the page is coming and that this call uses it, and then names
- * it in slot_of_page. Where two bring the same page, one is first there; the other gives its slot
- * back. Whoever finds a slot in slot_of_page asks its word whether it is true. A word of this call
- * stays until the next one, so what was found stays true.
+ * Independent of bytes, and without locks: a thread takes a slot by compare-and-swap of its word,
+ * which then holds the page that is coming and the call that uses it, and writes the slot to
+ * slot_of_page. If two threads bring the same page, one is first there, and the other gives its
+ * slot back. A slot that was found in slot_of_page counts only if its word names the page. A word
+ * of this call stays until the next one, so such a slot stays valid.
  *
  * Exact: integers only. Which slots are taken depends on the order in which blocks come, where they
  * meet in a bucket.

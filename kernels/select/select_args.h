@@ -11,9 +11,9 @@
 #include "slots.h"
 
 /* ---- given: what the caller wants as scores of pages, for topk ----
- * out[l, 0 .. sealed pages) of every list: what `scores` says of the page, or by `ids`, of which
- * the first is the best: given_stride - i where entry i is the first that names the page. -INFINITY
- * where nothing is said, and of a page whose tokens are all in the static store. One task per list.
+ * For every list l and sealed page p: out[l, p] = scores[l, p]; or, with ids, given_stride - i for
+ * the first i with ids[l, i] == p. A page that ids do not name, and a page whose tokens are all in
+ * the static store, gets -INFINITY. One task per list.
  */
 #define KVF_GIVEN_STRIDE_MAX (1u << 24) /* places that differ as floats */
 typedef struct kvf_given_args {
