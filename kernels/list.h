@@ -66,7 +66,7 @@
     PLAIN(move, frame)                                                                             \
     PLAIN(move, stamp)                                                                             \
     SIMD(blocks, write)                                                                            \
-    PLAIN(blocks, lodge)                                                                           \
+    PLAIN(blocks, admit_written)                                                                   \
     PLAIN(blocks, rows)                                                                            \
     PLAIN(blocks, validate)                                                                        \
     PLAIN(blocks, average)                                                                         \

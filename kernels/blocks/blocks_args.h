@@ -159,11 +159,11 @@ typedef struct kvf_write_args {
 } kvf_write_args;
 KVF_TASKS(write, kvf_write_args, kvf_div_ceil_u32(a->tokens, KVF_WRITE_TOKENS))
 
-/* ---- lodge: exact pages that a call of write has written, into slots, after it ----
+/* ---- admit_written: exact pages that a call of write has written, into slots, after it ----
  * Only pages all of whose tokens the call had, consecutive ones: prompts. They were used by the
  * call before the next one, so whatever comes may have their slots. Heads that are idle have none.
  * One task per KV head. */
-KVF_TASKS(lodge, kvf_write_args, a->codes.kv_heads)
+KVF_TASKS(admit_written, kvf_write_args, a->codes.kv_heads)
 
 /* ---- rows: the caller's tables and lengths as rows, and what is asked of every list ----
  * A row of length 0 attends to nothing. So does one that is bad: a length below 0, above tokens_max
@@ -449,7 +449,7 @@ KVF_INLINE kvf_row kvf_physical_slots(const kvf_physical_blocks *c)
 }
 
 /* The page of the pool that the tokens from `first` on of a call of write make, or UINT32_MAX. */
-KVF_INLINE uint32_t kvf_lodge_page(const kvf_write_args *a, uint32_t first)
+KVF_INLINE uint32_t kvf_admit_written_page(const kvf_write_args *a, uint32_t first)
 {
     const uint64_t blocks = kvf_physical_count(a->blocks), block = a->blocks->paging.block_size;
     const uint32_t size = a->shape.page_size;
@@ -463,7 +463,7 @@ KVF_INLINE uint32_t kvf_lodge_page(const kvf_write_args *a, uint32_t first)
 }
 
 /* Whether token `index` of the call is not finite, so that it is zeros. It was written. */
-KVF_INLINE uint32_t kvf_lodge_is_nonfinite(const kvf_write_args *a, uint32_t index)
+KVF_INLINE uint32_t kvf_admit_written_is_nonfinite(const kvf_write_args *a, uint32_t index)
 {
     const uint32_t block = a->blocks->paging.block_size;
     const uint64_t slot = (uint64_t)a->slots[index];

@@ -300,13 +300,13 @@ extern "C" int kvf_write_cuda(const void *args, uint32_t tasks, void *stream)
     }
 }
 
-/* ---- lodge: pages of new tokens into slots ----
+/* ---- admit_written: pages of new tokens into slots ----
  * A block of threads per token, of which those go on with which a page begins: a warp per KV head.
  * Pages of a launch differ, so no two warps want the same one. Bound: bytes, from device memory to
  * device memory. */
 
-#define LODGE_THREADS 256u
-#define LODGE_BLOCKS  4u /* per multiprocessor: without it the compiler spills to have six */
+#define ADMIT_THREADS 256u
+#define ADMIT_BLOCKS  4u /* per multiprocessor: without it the compiler spills to have six */
 
 /* A key or a value, or zeros, by a warp. */
 static __device__ __forceinline__ void copy_row(char *to, const char *from, uint32_t bytes,
@@ -330,8 +330,8 @@ static __device__ __forceinline__ void round_row(char *to, const float *from, ui
         kvf_store4(to, dtype, i, is_nonfinite ? make_float4(0, 0, 0, 0) : load4(from + i));
 }
 
-static __device__ __forceinline__ void lodge_page(const kvf_write_args &a, const kvf_row *row,
-                                                  uint32_t head, uint32_t page)
+static __device__ __forceinline__ void
+admit_written_page(const kvf_write_args &a, const kvf_row *row, uint32_t head, uint32_t page)
 {
     const kvf_paging *p = &a.blocks->paging;
     const kvf_slot_tables t = kvf_slot_tables_of(p, row, head);
@@ -345,7 +345,7 @@ static __device__ __forceinline__ void lodge_page(const kvf_write_args &a, const
         t.tags[slot] = kvf_row_page_tag(p, row, page);
     for (uint32_t i = first; row->slots && i < first + p->shape.page_size; i++) {
         char *to = kvf_row_slot(p, row, head, slot) + (i - first) * kvf_token_bytes(&p->shape);
-        const bool is_nonfinite = kvf_lodge_is_nonfinite(&a, i);
+        const bool is_nonfinite = kvf_admit_written_is_nonfinite(&a, i);
         if (a.is_wide) {
             const uint32_t dim = p->shape.head_dim, value_dim = kvf_value_dim(&p->shape);
             const float *k = (const float *)a.k + i * a.k_stride + head * dim;
@@ -361,25 +361,25 @@ static __device__ __forceinline__ void lodge_page(const kvf_write_args &a, const
     }
 }
 
-static __global__ void __launch_bounds__(LODGE_THREADS, LODGE_BLOCKS)
-    lodge_pages(const __grid_constant__ kvf_write_args a)
+static __global__ void __launch_bounds__(ADMIT_THREADS, ADMIT_BLOCKS)
+    admit_written_pages(const __grid_constant__ kvf_write_args a)
 {
     const kvf_physical_blocks *c = a.blocks;
-    const uint32_t page = kvf_lodge_page(&a, blockIdx.x);
+    const uint32_t page = kvf_admit_written_page(&a, blockIdx.x);
     if (page == UINT32_MAX)
         return;
     const kvf_row row = kvf_physical_slots(c);
     for (uint32_t h = threadIdx.x / KVF_WARP_LANES; h < c->paging.kv_heads;
-         h += LODGE_THREADS / KVF_WARP_LANES)
+         h += ADMIT_THREADS / KVF_WARP_LANES)
         if (!c->streaming.number || !c->streaming.number[a.layer * c->paging.kv_heads + h])
-            lodge_page(a, &row, h, page);
+            admit_written_page(a, &row, h, page);
 }
 
-extern "C" int kvf_lodge_cuda(const void *args, uint32_t tasks, void *stream)
+extern "C" int kvf_admit_written_cuda(const void *args, uint32_t tasks, void *stream)
 {
     const kvf_write_args *a = (const kvf_write_args *)args;
     if (tasks == 0 || a->tokens == 0)
         return cudaSuccess;
-    return kvf_cuda_launch<lodge_pages>(dim3(a->tokens), dim3(LODGE_THREADS), 0,
-                                        (cudaStream_t)stream, *a);
+    return kvf_cuda_launch<admit_written_pages>(dim3(a->tokens), dim3(ADMIT_THREADS), 0,
+                                                (cudaStream_t)stream, *a);
 }

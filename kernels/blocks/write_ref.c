@@ -58,10 +58,10 @@ void kvf_write_ref(const void *args, uint32_t task)
     }
 }
 
-/* ---- lodge, the only host form ---- */
+/* ---- admit_written, the only host form ---- */
 
-static void lodge_page(const kvf_write_args *a, const kvf_row *row, uint32_t head, uint32_t page,
-                       uint32_t first)
+static void admit_written_page(const kvf_write_args *a, const kvf_row *row, uint32_t head,
+                               uint32_t page, uint32_t first)
 {
     const kvf_paging *p = &a->blocks->paging;
     const kvf_slot_tables t = kvf_slot_tables_of(p, row, head);
@@ -70,14 +70,15 @@ static void lodge_page(const kvf_write_args *a, const kvf_row *row, uint32_t hea
         return;
     t.tags[slot] = kvf_row_page_tag(p, row, page);
     for (uint32_t i = 0; row->slots && i < p->shape.page_size; i++) {
-        const kvf_token_place place = {.is_nonfinite = (int)kvf_lodge_is_nonfinite(a, first + i)};
+        const kvf_token_place place = {.is_nonfinite =
+                                           (int)kvf_admit_written_is_nonfinite(a, first + i)};
         kvf_write_exact(a, first + i, head, &place,
                         kvf_row_slot(p, row, head, (uint32_t)slot) +
                             i * kvf_token_bytes(&p->shape));
     }
 }
 
-void kvf_lodge_ref(const void *args, uint32_t task)
+void kvf_admit_written_ref(const void *args, uint32_t task)
 {
     const kvf_write_args *a = args;
     const kvf_physical_blocks *c = a->blocks;
@@ -85,8 +86,8 @@ void kvf_lodge_ref(const void *args, uint32_t task)
     if (c->streaming.number && c->streaming.number[a->layer * c->paging.kv_heads + task])
         return;
     for (uint32_t i = 0; i < a->tokens; i++) {
-        const uint32_t page = kvf_lodge_page(a, i);
+        const uint32_t page = kvf_admit_written_page(a, i);
         if (page != UINT32_MAX)
-            lodge_page(a, &row, task, page, i);
+            admit_written_page(a, &row, task, page, i);
     }
 }

@@ -3,7 +3,7 @@
 #define KVF_KERNELS_SELECT_FIND_SLOT_CUH
 
 /*
- * Slots for pages, while other blocks look for slots too; for resolve, admit and lodge.
+ * Slots for pages, while other blocks look for slots too; for resolve, admit and admit_written.
  *
  * Independent of bytes, and without locks: a thread takes a slot by compare-and-swap of its word,
  * which then holds the page that is coming and the call that uses it, and writes the slot to

@@ -3,8 +3,8 @@
 #define KVF_KERNELS_SELECT_FIND_SLOT_H
 
 /*
- * A slot for a page, for the references of resolve, admit and lodge: one thread has the tables of a
- * head.
+ * A slot for a page, for the references of resolve, admit and admit_written: one thread has the
+ * tables of a head.
  */
 
 #include "slots.h"

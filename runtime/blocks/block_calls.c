@@ -65,7 +65,7 @@ kvf_status kvf_block_write(kvf_blocks *blocks, const kvf_blocks_put_args *args, 
     /* More tokens than rows: some are a prompt's, and make whole pages. */
     return p->shape.pages == KVF_PAGES_NATIVE && args->tokens > blocks->physical.regions &&
                    blocks->physical.ignores_writes != 1
-               ? KVF_ENQUEUE(stream, lodge, write)
+               ? KVF_ENQUEUE(stream, admit_written, write)
                : KVF_OK;
 }
 

@@ -183,7 +183,7 @@ kvf_status kvf_select_score(kvf_step *step)
     return KVF_LAUNCH(step, reduce, reduce);
 }
 
-bool kvf_ranks_late(const kvf_step *step)
+bool kvf_topk_is_fused(const kvf_step *step)
 {
     const kvf_kv_group *kv_group = step->kv_group;
     return step->is_fused && kv_group->policy->choose == KVF_CHOOSE_TOP &&
@@ -225,7 +225,7 @@ static kvf_status choose_top(kvf_step *step)
                                .id_count = is_shared ? c->list_count : c->id_count,
                                .work = t->topk_work,
                                .arrived = t->arrived};
-    if (kvf_ranks_late(step))
+    if (kvf_topk_is_fused(step))
         return KVF_OK;
     KVF_TRY(KVF_LAUNCH(step, topk, top));
     if (!is_shared)

@@ -17,7 +17,7 @@ KVF_CHECKED kvf_status kvf_select_score(kvf_step *step);
 
 /* A fused step ranks pages in the launch that resolves them (kvf_step_place), if its lists are
  * those that are chosen for. */
-bool kvf_ranks_late(const kvf_step *step);
+bool kvf_topk_is_fused(const kvf_step *step);
 
 /* As the policy of the cache says, if that is not to come: ids and id_count of every list of the
  * step, ascending. */

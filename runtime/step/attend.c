@@ -72,7 +72,7 @@ static kvf_status select_at_once(kvf_step *step)
         .row = step->row,
         .scores = kv_group->policy->per_query_head ? t->scores : t->reduced,
         .count = step->choose_pages,
-        .k = kvf_ranks_late(step) ? t->choose : NULL,
+        .k = kvf_topk_is_fused(step) ? t->choose : NULL,
         .work = t->topk_work,
         .arrived = t->arrived,
         .ids = t->now.ids,

@@ -46,7 +46,7 @@ static kvf_status append(kvf_step *step, const kvf_decode_args *args)
         return kvf_step_seal(step);
     }
     KVF_TRY(kvf_step_seal(step));
-    KVF_TRY(kvf_step_flip(step));
+    KVF_TRY(kvf_step_publish(step));
     step->sealed_blocks = 0;
     return KVF_LAUNCH(step, append, a);
 }
@@ -79,7 +79,7 @@ kvf_status kvf_pages_select(kvf_step *step, const kvf_decode_args *args, const k
         KVF_TRY(kvf_step_stamp(step, &counters->score_ns));
     }
     KVF_TRY(kvf_select_choose(step));
-    return kvf_step_flip(step);
+    return kvf_step_publish(step);
 }
 
 static kvf_status place_and_attend(kvf_step *step, void *out, float *lse)

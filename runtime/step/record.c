@@ -473,7 +473,7 @@ static kvf_status seal_kv_group(kvf_recording *r, kvf_kv_group *kv_group, kvf_st
                          .sealed_blocks = count,
                          .is_recorded = 1};
         KVF_TRY(kvf_step_seal(&step));
-        KVF_TRY(kvf_step_flip(&step));
+        KVF_TRY(kvf_step_publish(&step));
     }
     return KVF_OK;
 }

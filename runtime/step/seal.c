@@ -5,7 +5,7 @@
  *
  * Knows nothing of selection. A block that is sealed by a decode step is copied from the ring on
  * the write-back stream; the page table points to the pool before anything of the step needs it
- * there (kvf_step_flip).
+ * there (kvf_step_publish).
  */
 
 #include "seal.h"
@@ -153,7 +153,7 @@ kvf_status kvf_step_seal(kvf_step *step)
     return ops->event_record(kv_group->written, kv_group->writeback);
 }
 
-kvf_status kvf_step_flip(kvf_step *step)
+kvf_status kvf_step_publish(kvf_step *step)
 {
     if (step->sealed_blocks == 0 || kvf_quantizes_pages(step->kv_group))
         return KVF_OK;

@@ -11,7 +11,7 @@
 /* For a decode step. Seal: bits, sink and digests of the pages that the step completes, and their
  * way from the ring to the pool. Flip: wait for that and point the page tables there. */
 KVF_CHECKED kvf_status kvf_step_seal(kvf_step *step);
-KVF_CHECKED kvf_status kvf_step_flip(kvf_step *step);
+KVF_CHECKED kvf_status kvf_step_publish(kvf_step *step);
 
 /* The blocks that this call seals: bits, sink, digests. Rows of the step name their present place.
  * `chunk_fault` is of a chunk that begins at token `chunk_first`, or NULL. */

@@ -316,10 +316,10 @@ void bench_tables_time_chunk(bench *b, bench_tables *t, const char *op)
         bench_time_graph(b, "write, a chunk", list, SPLITS, SPLITS, 1, &write);
     for (uint32_t i = 0; i < SPLITS; i++) {
         list[2 * i] = CHECK_LAUNCH(b->c, write, &args[i]);
-        list[2 * i + 1] = CHECK_LAUNCH(b->c, lodge, &args[i]);
+        list[2 * i + 1] = CHECK_LAUNCH(b->c, admit_written, &args[i]);
     }
-    if (!op || strcmp(op, "lodge") == 0)
-        bench_time_graph(b, "write and lodge, a chunk", list, 2 * SPLITS, SPLITS, 1, &both);
+    if (!op || strcmp(op, "admit_written") == 0)
+        bench_time_graph(b, "write and admit_written, a chunk", list, 2 * SPLITS, SPLITS, 1, &both);
 }
 
 void bench_tables_look(bench *b, const bench_tables *t)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Kernels on the device cache of pages: resolve, admit, lodge, stage, collect.
+ * Kernels on the device cache of pages: resolve, admit, admit_written, stage, collect.
  *
  * Knows the laws of slots.h and no order of threads: a GPU may give other slots away than the
  * reference, so both are held to what must be true of any.
@@ -317,7 +317,7 @@ void check_admit(check *c)
         admit_case(c, 1 + i % ROWS_MAX, 1 + i % 12, KVF_SLOT_WAYS * (1 + i % 5));
 }
 
-/* ---- lodge ---- */
+/* ---- admit_written ---- */
 
 /* Tokens of a call: pages of the pool whole and in order, and between them what is none. */
 static uint32_t put_slots(const world *w, uint32_t tokens, int64_t *slots)
@@ -346,7 +346,7 @@ static void put_row(char *to, kvf_dtype dtype, const void *from, kvf_dtype of, u
         kvf_element_set(to, dtype, d, kvf_element_get(from, of, d));
 }
 
-static void look_at_lodged(const world *w, const kvf_write_args *a)
+static void look_at_written(const world *w, const kvf_write_args *a)
 {
     const uint32_t size = w->p.shape.page_size, row = HEADS * w->p.shape.head_dim;
     const kvf_dtype dtype = w->p.shape.dtype, of_caller = a->is_wide ? KVF_FP32 : dtype;
@@ -357,7 +357,7 @@ static void look_at_lodged(const world *w, const kvf_write_args *a)
     oldest_went(w, *a->blocks->clock - 1);
     for (uint32_t i = 0; i < a->tokens; i++)
         for (uint32_t h = 0; h < HEADS; h++) {
-            const uint32_t page = kvf_lodge_page(a, i);
+            const uint32_t page = kvf_admit_written_page(a, i);
             if (page == UINT32_MAX ||
                 (a->blocks->streaming.number && a->blocks->streaming.number[h]))
                 continue;
@@ -376,7 +376,7 @@ static void look_at_lodged(const world *w, const kvf_write_args *a)
                         (a->slots[i] % w->p.block_size + t) &
                     1)
                     memset(want, 0, sizeof want);
-                check_bits(w->c, "a token of a lodged page", at, want, 2 * bytes);
+                check_bits(w->c, "a token of an admitted page", at, want, 2 * bytes);
             }
             if (w->tags[(size_t)h * w->p.slots + (uint32_t)slot] !=
                 kvf_row_page_tag(&w->p, w->row, page))
@@ -395,14 +395,14 @@ static void put_noise(check *c, void *to, size_t bytes, bool is_wide)
         check_noise(c, to, bytes);
 }
 
-static void lodge_case(check *c, uint32_t blocks, uint32_t slots)
+static void admit_written_case(check *c, uint32_t blocks, uint32_t slots)
 {
     world w;
     if (!check_begin(c))
         return;
     make_world(c, &w, 1, 1, blocks, slots, true);
     const uint32_t most = blocks * w.p.block_size, row = HEADS * w.p.shape.head_dim;
-    check_describe(c, "lodge, tokens=%u slots=%u", most, slots);
+    check_describe(c, "admit_written, tokens=%u slots=%u", most, slots);
     uint32_t *clock = check_in(c, sizeof *clock),
              *streaming = check_in(c, HEADS * sizeof *streaming);
     uint64_t *nonfinite = check_in(c, blocks * sizeof *nonfinite);
@@ -446,20 +446,20 @@ static void lodge_case(check *c, uint32_t blocks, uint32_t slots)
             if (of[i] >= 0 && of[i] < most)
                 w.writes[of[i]]++;
         remember(&w);
-        CHECK_RUN(c, c->ref, lodge, &a, false);
-        look_at_lodged(&w, &a);
+        CHECK_RUN(c, c->ref, admit_written, &a, false);
+        look_at_written(&w, &a);
         memcpy(w.slot_of_page, w.slot_before, w.page_count * sizeof *w.slot_of_page);
         memcpy(w.words, w.words_before, w.word_count * sizeof *w.words);
         memcpy(w.tags, w.tags_before, w.word_count * sizeof *w.tags);
-        CHECK_RUN(c, c->var, lodge, &a, true);
-        look_at_lodged(&w, &a);
+        CHECK_RUN(c, c->var, admit_written, &a, true);
+        look_at_written(&w, &a);
     }
 }
 
-void check_lodge(check *c)
+void check_admit_written(check *c)
 {
     for (uint32_t i = 0; i < 30; i++)
-        lodge_case(c, 1 + i % 12, KVF_SLOT_WAYS * (1 + i % 4));
+        admit_written_case(c, 1 + i % 12, KVF_SLOT_WAYS * (1 + i % 4));
 }
 
 /* ---- stage ---- */

@@ -199,7 +199,7 @@ const char *check_dtype_name(kvf_dtype dtype);
     X(observe, pack, check_pack, 1)                                                                \
     X(blocks, blocks, check_blocks, 1)                                                             \
     X(move, stage, check_stage, 1)                                                                 \
-    X(blocks, lodge, check_lodge, 1)
+    X(blocks, admit_written, check_admit_written, 1)
 
 #define CHECK_DECLARE(family, name, function, one_in) void function(check *c);
 CHECK_LIST(CHECK_DECLARE)
