@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Count turns of speech that stop a reader, in comments of sources and in pages, and hold each to
-its number in .ci/prose, which only falls.
+"""Count turns of speech that stop a reader, and hold each to its number in .ci/prose, which only falls.
+
+The first kinds are counted in comments of sources and in pages, the others in pages and public headers.
 
 usage: check_prose.py FILE...    prints the counts that are too large, and where; exits 1 if any
 """
@@ -11,6 +12,7 @@ import sys
 import tokenize
 
 SOURCE = re.compile(r"\.(c|h|cu|cuh)$")
+PUBLIC = re.compile(r"^((docs/|docs/design/)?[^/]*\.md|include/kvferry/.*\.h)$")
 # A sentence begins the text, or follows the end of another one, a mark of a list, or a cell.
 BEGIN = r"(?:^|(?<=[.:;!?] )|(?<=\| )|(?<=- )|(?<=\*))"
 KINDS = {
@@ -19,16 +21,23 @@ KINDS = {
     "behind": re.compile(r"\bbehind\b"),
     "one behind the other": re.compile(r"\bone behind the other\b"),
 }
+PUBLIC_KINDS = {
+    "has, have": re.compile(r"\b(?:has|have)\b"), # one verb for ten relations
+    "where": re.compile(r"(?:^|[.,;:(] ?)[Ww]here\b"), # for if and when
+    "tells, says, asks, knows": re.compile(r"\b(?:tells?|told|says?|said|asks?|asked|knows?)\b"),
+    "that of": re.compile(r"\b(?:that|those) of\b"),
+    "nobody, whoever": re.compile(r"\b(?:nobody|somebody|whoever|whatever)\b", re.I),
+    "beside, anew, likewise": re.compile(r"\b(?:beside|anew|likewise)\b", re.I),
+    "over 40 words": re.compile(r"(?:\S*[^\s.!?|] ){40}\S"),
+}
 
 
 def comments(path, text):
-    """(line, text) of every comment, or of every paragraph of a page."""
+    """(line, text) of every comment, or of every paragraph, mark of a list and row of a page."""
     if path.endswith(".md"):
-        fenced = False
-        for number, line in enumerate(text.split("\n"), 1):
-            fenced ^= line.startswith("```")
-            if not fenced and not line.startswith("#"):
-                yield number, line.strip()
+        text = re.sub(r"^```.*?^```", lambda found: "\n" * found.group().count("\n"), text, flags=re.S | re.M)
+        for found in re.finditer(r"^(?!#)\S.*(\n(?![-|#*\d]|\s*\n| *- ).+)*", text, re.M):
+            yield text.count("\n", 0, found.start()) + 1, found.group()
     elif SOURCE.search(path):
         for found in re.finditer(r"/\*.*?\*/|//[^\n]*|\"(?:\\.|[^\"\\\n])*\"", text, re.S):
             if found.group().startswith("/"):
@@ -41,7 +50,7 @@ def comments(path, text):
 
 
 def main():
-    counts = {kind: [] for kind in KINDS}
+    counts = {kind: [] for kind in {**KINDS, **PUBLIC_KINDS}}
     for path in sys.argv[1:]:
         if not (SOURCE.search(path) or path.endswith((".py", ".md"))) or path == "CHANGELOG.md":
             continue
@@ -49,7 +58,8 @@ def main():
             text = f.read()
         for line, body in comments(path, text):
             body = re.sub(r"\s+", " ", body).strip()
-            for kind, pattern in KINDS.items():
+            kinds = {**KINDS, **PUBLIC_KINDS} if PUBLIC.search(path) else KINDS
+            for kind, pattern in kinds.items():
                 counts[kind] += ["%s:%d: %s" % (path, line, m.group()) for m in
                                  pattern.finditer(body)]
     with open(".ci/prose", encoding="utf-8") as f:

@@ -527,7 +527,7 @@ KVF_INLINE uint32_t kvf_rows_is_bad(const kvf_rows_args *a, uint32_t row)
 }
 
 /* Physical block of block `block` of a row, or UINT32_MAX if its id is none; `c` is a->blocks, or a
- * copy. What follows waits for no id. */
+ * copy. Later loads wait for no id. */
 KVF_INLINE uint32_t kvf_rows_physical(const kvf_rows_args *a, const kvf_physical_blocks *c,
                                       uint32_t row, uint32_t block)
 {
