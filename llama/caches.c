@@ -73,6 +73,24 @@ static gg_buffer_i writing(gg_buffer *buffer, const gg_tensor *tensor, size_t of
     return original;
 }
 
+static int is_of_malloc(const kvl_plugin *p, const gg_buffer *buffer)
+{
+    return buffer->buft == p->gg.backend_cpu_buffer_type();
+}
+
+/* What of a layer was never written takes no memory. Buffers of no size have tensors without data.
+ */
+static void give_back(const kvl_plugin *p, const kvl_layer *l)
+{
+    const gg_tensor *const both[] = {l->k, l->v};
+    for (int i = 0; i < 2; i++) {
+        const gg_tensor *t = both[i];
+        const size_t bytes = t->nb[2] * (size_t)t->ne[2];
+        if (t->data && t->buffer->size >= bytes && is_of_malloc(p, t->buffer))
+            kvl_give_back_zeros(t->data, bytes);
+    }
+}
+
 static void set_tensor(gg_buffer *buffer, gg_tensor *tensor, const void *data, size_t offset,
                        size_t size)
 {
@@ -87,7 +105,11 @@ static void memset_tensor(gg_buffer *buffer, gg_tensor *tensor, uint8_t value, s
 
 static void clear(gg_buffer *buffer, uint8_t value)
 {
-    writing(buffer, NULL, 0, 0).clear(buffer, value);
+    const gg_buffer_i original = writing(buffer, NULL, 0, 0);
+    if (value == 0 && is_of_malloc(kvl_the_plugin(), buffer))
+        kvl_clear(original.base(buffer), buffer->size);
+    else
+        original.clear(buffer, value);
 }
 
 /* The buffer goes, and all that is known of it. */
@@ -209,6 +231,7 @@ kvl_reason kvl_learn(kvl_plugin *p, kvl_layer *l, const gg_tensor *node)
         return KVL_MEMORY;
     l->v = values;
     l->index = l->cache->layers++;
+    give_back(p, l);
     return KVL_SERVED;
 }
 
@@ -350,15 +373,18 @@ static kvf_status open_blocks(kvl_plugin *p, kvl_cache *c, kvl_plan *plan, kvf_e
     return status;
 }
 
-static void say_first(const kvl_cache *c, const kvl_plan *plan)
+/* @param layer  one of the cache */
+static void say_first(const kvl_cache *c, const kvl_layer *layer, const kvl_plan *plan)
 {
+    const gg_tensor *k = layer->k, *v = layer->v;
+    const size_t each = (k->nb[2] + v->nb[2]) * (size_t)k->ne[2]; /* of llama.cpp */
     const double host = (double)plan->memory.host_bytes, codes = (double)plan->codes;
     const double device = (double)plan->memory.device_bytes, own = (double)plan->own;
-    kvl_say("serving %u layers, %u cells of room, %.0f MiB, budget %u; blocks=%u host=%.0f "
-            "device=%.0f codes=%.0f own=%.0f",
+    kvl_say("serving %u layers, %u cells of room, %.0f MiB beside llama.cpp's %.0f, budget %u; "
+            "blocks=%u host=%.0f device=%.0f codes=%.0f own=%.0f",
             c->layers, plan->blocks.block_count * KVL_BLOCK,
-            (host + device + codes + own) / 1048576.0, c->budget, plan->blocks.block_count, host,
-            device, codes, own);
+            (host + device + codes + own) / 1048576.0, (double)(c->layers * each) / 1048576.0,
+            c->budget, plan->blocks.block_count, host, device, codes, own);
 }
 
 kvl_reason kvl_cache_ready(kvl_plugin *p, kvl_layer *layer)
@@ -372,7 +398,7 @@ kvl_reason kvl_cache_ready(kvl_plugin *p, kvl_layer *layer)
     if (status == KVF_OK && (c->scratch = calloc(1, plan.own))) {
         lay_out(c, &plan.chains, c->scratch);
         c->chains = kvl_chains_open(&plan.chains, c->chains_memory);
-        say_first(c, &plan);
+        say_first(c, layer, &plan);
         return KVL_SERVED;
     }
     kvl_cache_reset(p, c);

@@ -59,7 +59,8 @@ struct gg_tensor {
 /* Functions that nobody here calls or fills are `void *`. */
 typedef struct gg_buffer_i {
     void (*free_buffer)(gg_buffer *buffer);
-    void *base, *init_tensor;
+    void *(*base)(gg_buffer *buffer);
+    void *init_tensor;
     void (*memset_tensor)(gg_buffer *buffer, gg_tensor *tensor, uint8_t value, size_t offset,
                           size_t size);
     void (*set_tensor)(gg_buffer *buffer, gg_tensor *tensor, const void *data, size_t offset,

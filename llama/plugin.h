@@ -173,6 +173,13 @@ kvl_outcome kvl_attend(kvl_plugin *p, gg_tensor *node);
 /** Compare the output of a step with the node's, which is llama.cpp's own by now. */
 void kvl_compare(kvl_plugin *p, const gg_tensor *node, const float *own);
 
+/* resident.c */
+
+/** Pages of zeros in this memory, which malloc gave, take none until they are written. */
+void kvl_give_back_zeros(void *memory, size_t bytes);
+/** Zeros everywhere, likewise. */
+void kvl_clear(void *memory, size_t bytes);
+
 /* say.c */
 
 /** A line on standard error, at once; `kvferry: ` goes before it. */

@@ -80,6 +80,7 @@ void rig_make_cache(rig *r)
         all[2 * l + 1] = r->v[l];
     }
     r->buffer = standin_place(all, 2 * RIG_LAYERS);
+    standin_clear(r->buffer, 0); /* as llama.cpp does it */
     gg_buffer_i plain = r->buffer->iface;
     reserve(r);
     plain.free_buffer = r->buffer->iface.free_buffer;

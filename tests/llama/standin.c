@@ -313,6 +313,11 @@ static void free_buffer(gg_buffer *buffer)
     free(buffer->context);
 }
 
+static void *base(gg_buffer *buffer)
+{
+    return buffer->context;
+}
+
 static void set_tensor(gg_buffer *buffer, gg_tensor *tensor, const void *data, size_t offset,
                        size_t size)
 {
@@ -358,6 +363,7 @@ gg_buffer *ggml_backend_buft_alloc_buffer(gg_buffer_type *type, size_t size)
 {
     gg_buffer *b = calloc(1, sizeof *b);
     b->iface = (gg_buffer_i){.free_buffer = free_buffer,
+                             .base = base,
                              .set_tensor = set_tensor,
                              .memset_tensor = memset_tensor,
                              .cpy_tensor = cpy_tensor,

@@ -7,6 +7,8 @@
  */
 
 #include <pthread.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include "common/convert.h"
 #include "common/random.h"
@@ -412,6 +414,52 @@ static void a_buffer_that_goes_has_its_own_functions(void **unused)
     rig_unload();
 }
 
+/* Pages within a tensor of the cache, and those of them that are in memory. */
+static void count_pages(const gg_tensor *t, size_t *pages, size_t *resident)
+{
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE), bytes = t->nb[2] * (size_t)t->ne[2];
+    char *at = (char *)t->data + (page - (uintptr_t)t->data % page) % page;
+    for (; at + page <= (char *)t->data + bytes; at += page) {
+        unsigned char is_resident = 0;
+        assert_int_equal(mincore(at, page, &is_resident), 0);
+        *pages += 1;
+        *resident += is_resident & 1;
+    }
+}
+
+static size_t resident_pages(const rig *r, size_t *pages)
+{
+    size_t resident = 0;
+    *pages = 0;
+    for (int l = 0; l < RIG_LAYERS; l++)
+        count_pages(r->k[l], pages, &resident), count_pages(r->v[l], pages, &resident);
+    return resident;
+}
+
+/* llama.cpp clears a cache, so that all of its memory is there before a token is. */
+static void what_was_never_written_takes_no_memory(void **unused)
+{
+    (void)unused;
+    rig *r = rig_open(&(rig_options){.streams = 4});
+    rig_listen();
+    for (int turn = 0; turn < 2; turn++) {
+        rig_set set[1] = {{0}};
+        size_t pages;
+        assert_int_equal(resident_pages(r, &pages), 0);
+        assert_true(pages > 100);
+        assert_int_equal(begin(r, 60, set[0]), GG_SUCCESS);
+        const size_t written = resident_pages(r, &pages);
+        assert_true(written > 0 && written < pages / 4);
+        assert_true(r->worst < ROUNDING);
+        standin_clear(r->buffer, 0x11);
+        assert_int_equal(resident_pages(r, &pages), pages);
+        standin_clear(r->buffer, 0);
+    }
+    rig_close(r);
+    rig_said();
+    rig_unload();
+}
+
 static void *generate(void *user)
 {
     rig *r = user;
@@ -448,5 +496,6 @@ int main(void)
                     steps_are_served_and_prompts_left, verify_sees_what_is_wrong, scales_may_change,
                     what_is_not_understood_is_left, values_beyond_f16_leave_the_cache,
                     attention_that_is_off_is_said, contexts_are_apart,
-                    a_buffer_that_goes_has_its_own_functions, contexts_run_in_threads);
+                    a_buffer_that_goes_has_its_own_functions,
+                    what_was_never_written_takes_no_memory, contexts_run_in_threads);
 }
