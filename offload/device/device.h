@@ -52,7 +52,8 @@ typedef struct kvf_device_properties {
     uint32_t driver_version, runtime_version; /* 1000 * major + 10 * minor */
     uint32_t compute_major, compute_minor;
     uint32_t multiprocessors;
-    uint64_t shared_memory_max;           /* per block, with opt-in */
+    uint64_t shared_memory_max; /* per block, with opt-in */
+    bool is_coherent; /* it reads the host's memory by the host's page tables, as a GH200 does */
     uint32_t link_generation, link_width; /* of PCIe, the most it can do; 0 = unknown */
     bool can_capture;                     /* work can be recorded in graphs */
     bool can_copy_batch;                  /* copy_batch is a call of the driver */

@@ -132,9 +132,14 @@ static cudaError_t read_properties(kvf_cuda_device *device)
     p->compute_minor = (uint32_t)found.minor;
     p->shared_memory_max = found.sharedMemPerBlockOptin;
     p->pins_host_memory = true;
-    int is_integrated = 0;
+    int is_integrated = 0, is_coherent = 0;
     error = cudaDeviceGetAttribute(&is_integrated, cudaDevAttrIntegrated, device->ordinal);
-    p->shares_host_memory = is_integrated > 0;
+    if (error == cudaSuccess)
+        error = cudaDeviceGetAttribute(
+            &is_coherent, cudaDevAttrPageableMemoryAccessUsesHostPageTables, device->ordinal);
+    p->is_coherent = is_coherent > 0;
+    /* Tables that lie in ordinary memory of the host go to kernels then, which must reach them. */
+    p->shares_host_memory = is_integrated > 0 && is_coherent > 0;
     return error;
 }
 

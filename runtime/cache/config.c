@@ -561,7 +561,7 @@ kvf_status kvf_config_resolve(kvf_runtime *runtime, const kvf_cache_config *conf
         KVF_FAIL(context, KVF_INVALID,
                  "sub_digests = %u: digest = codes has no boxes to divide; leave it 1",
                  resolved->sub_digests);
-    dims->needs_mirror = !runtime->properties.shares_host_memory;
+    dims->needs_mirror = runtime->device->ops->kind != KVF_DEVICE_HOST;
     if (!kvf_transfer_moves(resolved->transfer) && !runtime->properties.shares_host_memory)
         KVF_FAIL(context, KVF_UNSUPPORTED,
                  "transfer = %s: this device cannot attend host memory in place; use auto",

@@ -123,6 +123,15 @@ static void version_member(writer *w, const char *name, uint32_t version)
     text_member(w, name, text);
 }
 
+/* How pages reach a GPU that sees the host's memory as its own. */
+static const char *unified_memory(const kvf_device_properties *p)
+{
+    if (p->shares_host_memory)
+        return "integrated, as GB10: pages are read in place";
+    return p->is_coherent ? "coherent, as GH200: pages are pinned and copied, as over a link"
+                          : "none";
+}
+
 static void gpu(writer *w, const kvf_device_properties *p)
 {
     text_member(w, "uuid", p->uuid);
@@ -133,6 +142,7 @@ static void gpu(writer *w, const kvf_device_properties *p)
     version_member(w, "runtime_is_cuda", p->runtime_version);
     number(w, "pcie_generation", p->link_generation ? p->link_generation : UINT64_MAX);
     number(w, "pcie_lanes", p->link_width ? p->link_width : UINT64_MAX);
+    text_member(w, "unified_memory", unified_memory(p));
     format(w, "\"records_graphs\":%s,", p->can_capture ? "true" : "false");
     format(w, "\"copies_in_batches\":%s,", p->can_copy_batch ? "true" : "false");
     format(w, "\"records_batches\":%s,", p->can_capture_batch ? "true" : "false");

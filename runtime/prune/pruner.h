@@ -8,7 +8,7 @@
  *
  * Knows no policy by name and no model. Everything is reserved at open. `scores` holds what was
  * measured last, in device memory; the host reads it at `scores_host`, which is the same memory
- * where the device shares the host's, else a pinned copy. Invariants: a slot with a sequence is a
+ * on the host device, else a pinned copy. Invariants: a slot with a sequence is a
  * prompt under way, whose layers below `layer` are done in pass `pass`, and whose layer `layer`
  * gets `tokens` tokens; the host writes scores_host only after `retained`.
  */

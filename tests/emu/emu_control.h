@@ -8,9 +8,9 @@
  *
  * Errors are numbers of cudaError_t. The first configuration comes from the environment:
  * KVF_EMU_DEVICES, KVF_EMU_DEVICE_ERROR, KVF_EMU_MEMORY_MIB, KVF_EMU_PINNED_MIB,
- * KVF_EMU_DELAY_SEED, KVF_EMU_CONNECTIONS (0), KVF_EMU_COMPUTE (90), KVF_EMU_DRIVER (13010),
- * KVF_EMU_BATCH_CAPTURE (allowed, refused, dropped), KVF_EMU_FAIL (name:nth:error[:sticky], with an
- * empty name for any call).
+ * KVF_EMU_INTEGRATED, KVF_EMU_DELAY_SEED, KVF_EMU_CONNECTIONS (0), KVF_EMU_COMPUTE (90),
+ * KVF_EMU_DRIVER (13010), KVF_EMU_BATCH_CAPTURE (allowed, refused, dropped), KVF_EMU_FAIL
+ * (name:nth:error[:sticky], with an empty name for any call).
  */
 
 #include <stdbool.h>
@@ -34,7 +34,8 @@ typedef struct kvf_emu_config {
     uint64_t memory_bytes;    /* of one device */
     uint64_t pinned_bytes;    /* that may be registered and allocated, in all */
     bool refuses_registering; /* cudaErrorNotSupported, as under Confidential Computing */
-    bool is_integrated;       /* it shares the host's memory, as a GB10 does */
+    bool is_integrated;       /* it has no memory of its own, as a GB10 */
+    bool reads_pageable;      /* what the host allocates, by its page tables: GB10 and GH200 */
     uint32_t delay_seed;      /* of streams created from now on; 0: no delays */
     uint32_t compute_major, compute_minor;
     uint32_t driver_version; /* 1000 * major + 10 * minor */

@@ -80,6 +80,7 @@ kvf_emu_config config_of_environment()
     c.memory_bytes = environment("KVF_EMU_MEMORY_MIB", 8192) << 20;
     c.pinned_bytes = environment("KVF_EMU_PINNED_MIB", 1 << 20) << 20;
     c.refuses_registering = environment("KVF_EMU_REGISTERS", 1) == 0;
+    c.is_integrated = c.reads_pageable = environment("KVF_EMU_INTEGRATED", 0) != 0;
     c.delay_seed = (uint32_t)environment("KVF_EMU_DELAY_SEED", 0);
     c.connections = (uint32_t)environment("KVF_EMU_CONNECTIONS", 0);
     uint64_t compute = environment("KVF_EMU_COMPUTE", 90);

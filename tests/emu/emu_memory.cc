@@ -325,6 +325,8 @@ const char *kvf_emu_refuses(const void *pointer)
 {
     switch (emu::place_of(pointer, 1)) {
     case Place::Pageable:
+        if (emu::config().reads_pageable)
+            return nullptr;
         return "neither device memory nor registered host memory";
     case Place::Outside:
         return "outside of the allocation it touches";
@@ -354,6 +356,8 @@ static bool is_memory(uintptr_t pointer)
 
 void kvf_emu_check_arg(const kvf_emu_kernel *kernel, const void *arg, size_t bytes)
 {
+    if (emu::config().reads_pageable)
+        return;
     for (size_t at = 0; at + sizeof(uintptr_t) <= bytes; at += sizeof(uintptr_t)) {
         uintptr_t word;
         memcpy(&word, (const char *)arg + at, sizeof word);

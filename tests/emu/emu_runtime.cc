@@ -90,6 +90,7 @@ void fill_properties(cudaDeviceProp *p, int device)
     p->maxBlocksPerMultiProcessor = l.blocks_multiprocessor;
     p->canMapHostMemory = p->unifiedAddressing = p->concurrentKernels = 1;
     p->integrated = machine.is_integrated;
+    p->pageableMemoryAccess = p->pageableMemoryAccessUsesHostPageTables = machine.reads_pageable;
     p->hostRegisterSupported = p->canUseHostPointerForRegisteredMem = !machine.refuses_registering;
     p->hostRegisterReadOnlySupported = 1;
     p->streamPrioritiesSupported = p->computePreemptionSupported = 1;
@@ -142,7 +143,9 @@ bool attribute_of(const cudaDeviceProp &p, cudaDeviceAttr attribute, int *value)
         {cudaDevAttrCanUseHostPointerForRegisteredMem, p.canUseHostPointerForRegisteredMem},
         {cudaDevAttrComputePreemptionSupported, p.computePreemptionSupported},
         {cudaDevAttrHostNumaId, p.hostNumaId},
-        {cudaDevAttrPageableMemoryAccess, 0},
+        {cudaDevAttrPageableMemoryAccess, p.pageableMemoryAccess},
+        {cudaDevAttrPageableMemoryAccessUsesHostPageTables,
+         p.pageableMemoryAccessUsesHostPageTables},
         {cudaDevAttrManagedMemory, 0},
         {cudaDevAttrMemoryPoolsSupported, 0},
         {cudaDevAttrComputeMode, 0},

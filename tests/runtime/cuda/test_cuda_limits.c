@@ -261,7 +261,7 @@ static void addresses_that_kernels_cannot_read(void **state)
     const kvf_cache_config cc = test_config_small();
     for (int i = 0; i < 2; i++) {
         kvf_emu_config c = machine();
-        c.is_integrated = i != 0;
+        c.is_integrated = c.reads_pageable = i != 0;
         kvf_emu_set_config(&c);
         test_world w;
         test_world_open(&w, &rc, &cc);
@@ -274,6 +274,33 @@ static void addresses_that_kernels_cannot_read(void **state)
         SAYS(kvf_runtime_error(w.runtime), KVF_INVALID, "q = ", "a multiple of 16 bytes");
         test_release(memory);
         test_world_close(&w);
+    }
+    kvf_emu_reset();
+}
+
+/* A GPU that sees the host's memory as its own is called so, with what becomes of pages. */
+static void memory_that_is_unified(void **state)
+{
+    static const char *const words[] = {"none", "none",
+                                        "coherent, as GH200: pages are pinned and copied",
+                                        "integrated, as GB10: pages are read in place"};
+    for (int i = 0; i < 4; i++) {
+        const kvf_runtime_config rc = on_cuda();
+        kvf_emu_config c = machine();
+        kvf_runtime *runtime;
+        static char text[16384];
+        size_t needed;
+        c.is_integrated = i % 2;
+        c.reads_pageable = i > 1;
+        kvf_emu_set_config(&c);
+        test_expect(NULL, test_runtime_open(&rc, &runtime, NULL), KVF_OK);
+        test_expect(runtime, kvf_runtime_describe(runtime, text, sizeof text, &needed), KVF_OK);
+        assert_true(needed <= sizeof text);
+        const char *said = strstr(text, "\"unified_memory\":\"");
+        if (!said ||
+            strncmp(said + strlen("\"unified_memory\":\""), words[i], strlen(words[i])) != 0)
+            fail_msg("%s is not in %s", words[i], text);
+        kvf_runtime_close(runtime);
     }
     kvf_emu_reset();
 }
@@ -396,6 +423,7 @@ int main(void)
 {
     return unit_run(a_machine_without_a_gpu, a_device_that_is_not_there, memory_that_runs_out,
                     methods_that_are_not_there, streams_of_others,
-                    addresses_that_kernels_cannot_read, ids_that_are_out_of_range,
-                    lists_that_are_out_of_range, more_lists_than_a_launch_has);
+                    addresses_that_kernels_cannot_read, memory_that_is_unified,
+                    ids_that_are_out_of_range, lists_that_are_out_of_range,
+                    more_lists_than_a_launch_has);
 }
