@@ -78,7 +78,8 @@ static int is_of_malloc(const kvl_plugin *p, const gg_buffer *buffer)
     return buffer->buft == p->gg.backend_cpu_buffer_type();
 }
 
-/* What of a layer was never written takes no memory. Buffers of no size have tensors without data.
+/* Parts of a layer that were never written take no memory. Buffers of no size have tensors without
+ * data.
  */
 static void give_back(const kvl_plugin *p, const kvl_layer *l)
 {
