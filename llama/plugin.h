@@ -177,7 +177,7 @@ void kvl_compare(kvl_plugin *p, const gg_tensor *node, const float *own);
 
 /** Pages of zeros in this memory, which malloc gave, take none until they are written. */
 void kvl_give_back_zeros(void *memory, size_t bytes);
-/** Zeros everywhere, likewise. */
+/** Zeros everywhere; pages of them take no memory. */
 void kvl_clear(void *memory, size_t bytes);
 
 /* say.c */

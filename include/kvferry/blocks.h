@@ -187,7 +187,7 @@ typedef struct kvf_blocks_get_args {
     void *k;         /**< host: [tokens] rows; NULL: no keys */
     void *v;         /**< host: [tokens] rows; NULL: no values */
     size_t k_stride; /**< elements from row to row; 0 = kv_heads * head_dim */
-    size_t v_stride; /**< likewise, kv_heads * value_dim */
+    size_t v_stride; /**< the same of v: 0 = kv_heads * value_dim */
     const int64_t
         *slots;    /**< host: [tokens] as of kvf_blocks_put; below 0: its row is left alone */
     uint32_t fp32; /**< 1: rows are in fp32; 0: in `dtype` of the cache */
