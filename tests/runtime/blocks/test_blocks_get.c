@@ -265,6 +265,7 @@ static void a_token_that_is_not_finite_comes_back_as_one(void **state)
     memcpy(r.rows.k + ROW * r.rows.k_bytes, g.k, r.rows.k_bytes);
     memcpy(r.rows.v + ROW * r.rows.v_bytes, g.v, r.rows.v_bytes);
     put_row(&r, q, 3);
+    test_expect(r.runtime, kvf_stream_wait(r.stream), KVF_OK); /* counters are read next */
     const kvf_blocks_rows rows = rig_last_tokens(&r);
     rig_expect_rows(&r, &rows, 1);
     close_reading(&g);
