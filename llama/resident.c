@@ -14,8 +14,13 @@
 
 #include "plugin.h"
 
-/* Memory that a clear has at a time. */
-enum { SLICE = 1 << 20 };
+/* Bytes of the whole system pages of this memory, and before the first of them. */
+static size_t whole_pages(const void *memory, size_t bytes, size_t *before)
+{
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    *before = (page - (uintptr_t)memory % page) % page;
+    return *before < bytes ? (bytes - *before) / page * page : 0;
+}
 
 static int is_zero(const char *bytes, size_t count)
 {
@@ -25,9 +30,10 @@ static int is_zero(const char *bytes, size_t count)
 void kvl_give_back_zeros(void *memory, size_t bytes)
 {
     const size_t page = (size_t)sysconf(_SC_PAGESIZE);
-    size_t at = (page - (uintptr_t)memory % page) % page, zeros = 0; /* before it */
+    size_t at, zeros = 0; /* before it */
+    const size_t end = whole_pages(memory, bytes, &at) + at;
     for (;; at += page) {
-        const int is_page = at + page <= bytes;
+        const int is_page = at + page <= end;
         if (is_page && is_zero((const char *)memory + at, page)) {
             zeros += page;
             continue;
@@ -42,9 +48,13 @@ void kvl_give_back_zeros(void *memory, size_t bytes)
 
 void kvl_clear(void *memory, size_t bytes)
 {
-    for (size_t at = 0; at < bytes; at += SLICE) {
-        const size_t count = bytes - at < SLICE ? bytes - at : SLICE;
-        memset((char *)memory + at, 0, count);
-        kvl_give_back_zeros((char *)memory + at, count);
+    size_t before;
+    const size_t whole = whole_pages(memory, bytes, &before);
+    char *all = memory, *pages = all + before;
+    if (!whole || madvise(pages, whole, MADV_DONTNEED) != 0) { /* as of locked memory */
+        memset(all, 0, bytes);
+        return;
     }
+    memset(all, 0, before);
+    memset(pages + whole, 0, bytes - before - whole);
 }

@@ -30,6 +30,7 @@ PUBLIC_KINDS = {
     "beside, anew, likewise": re.compile(r"\b(?:beside|anew|likewise)\b", re.I),
     "over 40 words": re.compile(r"(?:\S*[^\s.!?|] ){40}\S"),
 }
+ALL_KINDS = {**KINDS, **PUBLIC_KINDS}
 
 
 def comments(path, text):
@@ -50,7 +51,7 @@ def comments(path, text):
 
 
 def main():
-    counts = {kind: [] for kind in {**KINDS, **PUBLIC_KINDS}}
+    counts = {kind: [] for kind in ALL_KINDS}
     for path in sys.argv[1:]:
         if not (SOURCE.search(path) or path.endswith((".py", ".md"))) or path == "CHANGELOG.md":
             continue
@@ -58,8 +59,7 @@ def main():
             text = f.read()
         for line, body in comments(path, text):
             body = re.sub(r"\s+", " ", body).strip()
-            kinds = {**KINDS, **PUBLIC_KINDS} if PUBLIC.search(path) else KINDS
-            for kind, pattern in kinds.items():
+            for kind, pattern in (ALL_KINDS if PUBLIC.search(path) else KINDS).items():
                 counts[kind] += ["%s:%d: %s" % (path, line, m.group()) for m in
                                  pattern.finditer(body)]
     with open(".ci/prose", encoding="utf-8") as f:

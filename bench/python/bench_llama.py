@@ -4,8 +4,9 @@
 usage: ./dev llama --run python3 bench/python/bench_llama.py [--depths N,...] [--budget N] [--steps N] [--turns N]
            [--model FILE] [--version NAME] [--prompts] [--settings TEXT] [--out FILE]
 
-With --prompts depths are lengths of prompts. bench/python/llama_shape.py makes a file of the shape of an 8B model for --model. One thread each. The processor time
-of the process is told beside the clock: on a machine with other work only that one says something.
+With --prompts depths are lengths of prompts. bench/python/llama_shape.py makes a file of the shape of an 8B model
+for --model. One thread each. The processor time of the process is told beside the clock: on a machine with other
+work only that one says something.
 """
 import argparse
 import json

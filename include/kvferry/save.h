@@ -3,8 +3,8 @@
 #define KVFERRY_SAVE_H
 
 /**
- * @file Sequences that last: saved to a file, and restored into a cache, and continue there bit for
- * bit.
+ * @file
+ * Sequences that last: saved to a file and restored into a cache, where they continue bit for bit.
  *
  *     kvf_save_args sa;
  *     kvf_save_args_init(&sa);

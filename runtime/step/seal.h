@@ -9,7 +9,7 @@
 #include "step.h"
 
 /* For a decode step. Seal: bits, sink and digests of the pages that the step completes, and their
- * way from the ring to the pool. Flip: wait for that and point the page tables there. */
+ * way from the ring to the pool. Publish: wait for that and point the page tables there. */
 KVF_CHECKED kvf_status kvf_step_seal(kvf_step *step);
 KVF_CHECKED kvf_status kvf_step_publish(kvf_step *step);
 
