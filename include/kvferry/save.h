@@ -4,7 +4,7 @@
 
 /**
  * @file
- * Sequences that last: saved to a file and restored into a cache, where they continue bit for bit.
+ * Sequences that last: saved to a file, and restored into a cache to continue bit for bit.
  *
  *     kvf_save_args sa;
  *     kvf_save_args_init(&sa);
