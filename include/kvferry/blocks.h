@@ -22,11 +22,11 @@
  * it counts only if it came from the block that the row's table names, and if those tokens were not
  * written since. So a region that goes to another request costs misses, and never an answer.
  *
- * Outputs of kvf_blocks_decode have the bits of kvf_decode for a sequence with the same tokens and
- * settings on the same device, for any ids, regions and resident pages. If pages are quantized,
- * outputs follow from the tokens alone, too, but differ from a sequence's: a token is quantized
- * when it is put, so that sink and local window are quantized as well, which a sequence keeps as
- * they came.
+ * Outputs of kvf_blocks_decode equal those of kvf_decode bit for bit for a sequence with the same
+ * tokens and settings on the same device, for any ids, regions and resident pages. If pages are
+ * quantized, outputs follow from the tokens alone, too, but differ from a sequence's: a token is
+ * quantized when it is put, so that sink and local window are quantized as well, which a sequence
+ * keeps as they came.
  *
  * The codes of a block (two bits per channel of every key) lie in memory of the caller, so that an
  * engine sees in its own cache what a block costs: see kvf_blocks_bind.
@@ -58,11 +58,11 @@ typedef struct kvf_blocks_config {
      * call; tokens_max is of a row. select is DYNAMIC, FULL or STREAMING, digest CODES, transfer
      * AUTO, MAPPED, or DIRECT where the device shares host memory. host_tokens_max,
      * prefill_chunk_max and tokens_per_step_max are ignored: drafts are rows. Refused by name,
-     * because a kvf_blocks has no sequences: verify_interval, observe_window and disk_path.
-     * pages that are quantized: see above, and device_region_bytes of the plan.
-     * head_mask is read before return. A streaming head scores, fetches and keeps nothing but its
-     * first and newest tokens; blocks hold its tokens as those of other heads, so a table means the
-     * same to all. */
+     * because a kvf_blocks keeps no sequences: verify_interval, observe_window and disk_path.
+     * pages that are quantized: see above, and device_region_bytes of the plan. head_mask is
+     * read before return. A streaming head scores, fetches and keeps nothing but its first and
+     * newest tokens; blocks hold its tokens as those of other heads, so a table means the same
+     * to all. */
     kvf_cache_config cache;
 } kvf_blocks_config;
 
@@ -81,7 +81,7 @@ typedef struct kvf_blocks_plan {
     uint64_t device_region_bytes; /**< per region, all layers: window, sink, tables, and its part of
                                     prompt_bytes */
     uint64_t device_bytes;        /**< in all, without the caller's codes */
-    uint32_t slots;               /**< pages of a KV head that have room on the device, of all
+    uint32_t slots;               /**< pages of a KV head that fit the device, of all
                                        blocks and layers */
     kvf_transfer transfer;        /**< the method in force */
     uint64_t resident_tokens;     /**< tokens that the slots hold, over all blocks */
@@ -126,7 +126,7 @@ KVF_API const kvf_blocks_plan *kvf_blocks_memory(const kvf_blocks *blocks);
  *
  * Block b has code_bytes of the plan at codes + b * block_stride. The memory is the caller's and
  * stays until the layer is bound elsewhere or the handle is closed; only the library writes there.
- * Its bytes are not read before a put has written them. After a layer is bound to other memory its
+ * Its bytes are not read before a put writes them. After a layer is bound to other memory its
  * blocks count as unwritten: the caller puts tokens before rows name them.
  *
  * @param codes         device memory, a multiple of 16
@@ -201,7 +201,7 @@ typedef struct kvf_blocks_get_args {
  *
  * Waits for the stream, and so for all puts and copies before it there; the arrays are the host's
  * memory, and rows are there on return. On the host device they may be those of a put. A call that
- * fails has written nothing to them.
+ * fails writes nothing to them.
  *
  * @return KVF_OK; KVF_INVALID, also while the stream is being captured; KVF_DEVICE_FAILED
  */

@@ -6,7 +6,7 @@
  * @file
  * kvferry/disk: how fast extents of a file reach host memory.
  *
- * A bench has a file of its own in a folder, without a name, which is gone when it is closed. One
+ * A bench makes a file of its own in a folder, without a name, which is gone when it is closed. One
  * case is one pass over extents of that file: which ones, how large, how many at a time, by which
  * engine, past the system's page cache or through it. Before a pass through it, the cache drops the
  * file. To compare cases, run them in turn, several times.
@@ -49,7 +49,7 @@ typedef struct kvf_disk_case {
     uint32_t direct;        /**< 1: past the page cache; default 1 */
     size_t extent_bytes;    /**< a multiple of 4096, 4096 … 16 MiB; default 131072 */
     uint32_t depth;         /**< requests at a time, 1 … 256; default 64 */
-    uint32_t extents;       /**< of the pass, no more than the file has; default 512 */
+    uint32_t extents;       /**< of the pass, no more than are in the file; default 512 */
     uint64_t seed;          /**< of the extents chosen; default 1 */
 } kvf_disk_case;
 

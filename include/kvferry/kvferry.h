@@ -43,7 +43,7 @@
  * - Fill a configuration with its `_init`, which sets `size` and the defaults. Other structs have
  *   no `size`: NAME, inline, passes sizeof and the pointer to NAME_sized, which the library exports
  *   and other languages bind. So structs grow at their end under one soname. If the library reads a
- *   struct, it takes a shorter form: missing fields have their default, 0 if there is no `_init`.
+ *   struct, it takes a shorter form: missing fields take their default, 0 if there is no `_init`.
  *   It takes a longer one if the rest is 0; a rest that is used means features that this library
  *   lacks: KVF_INVALID. If the library fills a struct, it writes the fields that both know,
  *   and 0 to the rest. A struct that it lends (settings, plans, views) ends where the library's
@@ -52,26 +52,26 @@
  * - Threads: one at a time uses a cache and handles made from it, not always the same one; caches
  *   are independent. Any uses a runtime at any time; one at a time enqueues on a stream, any waits.
  * - Streams: calls on one cache may name different ones. Their work runs in the order of the calls,
- *   whichever stream it is on; work of different caches has an order only within a stream.
+ *   whichever stream it is on; work of different caches is ordered only within a stream.
  * - Errors: a thread has its own last error, see kvf_runtime_error.
- * - fork(): a child has no handles. Any call with its parent's objects is KVF_INVALID, or reads
+ * - fork(): a child owns no handles. Any call with its parent's objects is KVF_INVALID, or reads
  *   zeros, and closing, destroying and freeing them does nothing, so that exit and garbage
  *   collection may do it; its parent notices nothing. It opens a runtime of its own, on the host
  *   device if its parent used a GPU: CUDA does not work in a child. clone() and such go unnoticed.
  * - Signals: the library installs no handler. Its threads inherit the mask of the thread that
  *   opened the runtime, created the stream or began to save, and block SIGXFSZ. On a caller's
  *   thread a limit is looked up before each write, so a file beyond RLIMIT_FSIZE is an error of the
- *   call on every thread, also where the limit has fallen since. Call no function from a handler.
+ *   call on every thread, also if the limit fell since. Call no function from a handler.
  * - Calls enqueue work on the caller's stream, where it runs in order. Queries, keys, values and
  *   outputs must stay valid until the stream has done that work.
  * - On the CUDA device q, k, v and out are device memory, or pinned memory at its device address.
  *   They are aligned to 16 bytes.
- * - Shapes are row-major, last dimension fastest. Queries, keys, values and outputs have the type
- *   that `tensors` of the cache says, pages `dtype`.
+ * - Shapes are row-major, last dimension fastest. Queries, keys, values and outputs are of the type
+ * in `tensors` of the cache, pages of `dtype`.
  * - A call takes at most 64 KiB of its caller's stack, also on a fibre, not counting a GPU's
- *   driver. Threads of the library have stacks of 2 MiB or more, independent of libc and limits. On
- *   the host device a thread that waits for a stream runs work itself, but only where its own stack
- *   has 512 KiB left.
+ *   driver. Stacks of the library's threads are 2 MiB or more, independent of libc and limits. On
+ *   the host device a thread that waits for a stream runs work itself, but only if 512 KiB of its
+ *   own stack are left.
  * - The library never exits, prints, or reads the environment. It reads and writes numbers as in
  *   the C locale. Functions without a status abort on an index out of range, such as a layer.
  */
@@ -134,7 +134,7 @@ KVF_API const char *kvf_status_text(kvf_status status);
 KVF_API const char *kvf_version(void);
 
 /*
- * Enums whose values have names are lists X(name, value, text, meaning): `text` is the value on the
+ * Enums with named values are lists X(name, value, text, meaning): `text` is the value on the
  * command line, in statistics and for kvf_setting (setting.h). Values never change, from 0 on.
  */
 
@@ -159,7 +159,7 @@ typedef enum kvf_device_kind { KVF_DEVICE_LIST(KVF_ENUMERATOR) } kvf_device_kind
 
 typedef enum kvf_huge_pages { KVF_HUGE_PAGES_LIST(KVF_ENUMERATOR) } kvf_huge_pages;
 
-/** Instruction sets that kernels may use; KVF_ISA_ALL takes what the CPU has. */
+/** Instruction sets that kernels may use; KVF_ISA_ALL takes what the CPU supports. */
 typedef enum kvf_isa {
     KVF_ISA_BASELINE = 1u << 0, /**< vector code for the architecture's minimum */
     KVF_ISA_AVX2 = 1u << 1,
@@ -274,7 +274,7 @@ KVF_API uint32_t kvf_runtime_threads(const kvf_runtime *runtime);
 KVF_API const char *kvf_runtime_device_name(const kvf_runtime *runtime);
 
 /**
- * NUMA nodes that have memory, as the operating system numbers them.
+ * NUMA nodes with memory, as the operating system numbers them.
  *
  * @param ids   receives at most @p capacity numbers; may be NULL if 0
  * @return how many there are; 0 if unknown
@@ -434,7 +434,7 @@ typedef struct kvf_select_view {
     uint32_t pages_max;  /**< most that may be selected */
     const float *scores; /**< [pages], reduced over the group; -INFINITY = no token left */
     /** Tokens of the sink and of the static set, a word per block: token t is bit t % block_size of
-     * word t / block_size. Page p has tokens p * page_size to (p + 1) * page_size - 1. */
+     * word t / block_size. Page p contains tokens p * page_size to (p + 1) * page_size - 1. */
     const uint64_t *static_bits;
     uint32_t page_size, block_size; /**< in tokens */
 } kvf_select_view;
@@ -462,7 +462,7 @@ typedef struct kvf_cache_config {
     /** Element type of q, k, v and out of all calls; default DTYPE. Numbers in fp32 that come in
      * are rounded once, to nearest even, so results follow from the rounded ones; one that
      * rounds to infinity is not finite. Outputs in fp32 are not rounded. Pages, kvf_read_pages
-     * and saved sequences have dtype. */
+     * and saved sequences are of dtype. */
     kvf_tensors tensors;
 
     /* ---- limits: memory is reserved for them at open ---- */
@@ -493,7 +493,7 @@ typedef struct kvf_cache_config {
     float static_ratio;        /**< of HYBRID: share of what sink and window leave; default 0.25 */
     uint32_t refresh_interval; /**< decode steps between refreshes of the static set; default 128 */
     kvf_refresh refresh;       /**< default RESIDENT; the first one after prefill is always exact */
-    kvf_digest_kind digest;    /**< default CODES; QUEST and ARKVALE have their own */
+    kvf_digest_kind digest;    /**< default CODES; QUEST and ARKVALE use their own */
     uint32_t sub_digests;      /**< boxes per page: 1, 2 or 4; default 1 */
     kvf_fill fill;             /**< of HYBRID: how pages fill the budget; default PAGES */
     kvf_group_reduce group_reduce; /**< default MEAN_SOFTMAX */
@@ -546,10 +546,10 @@ typedef struct kvf_cache_config {
     /* memory, the disk tier: sealed pages beyond host_bytes lie in a file */
     uint32_t disk_bundle_bytes; /**< least that is read and written together; 0 = 128 KiB */
     /** Folder of the file, which is private (mode 0600), has no name, and is gone with the cache.
-     * NULL = all pages are in memory. Selection never reads it; the host waits in a step until the
-     * pages that were selected are in memory, on every device. Such a cache cannot be recorded:
-     * KVF_UNSUPPORTED. With a head_mask layers that have equally many retrieval heads share a file
-     * and a part of host_bytes. Borrowed for the call. */
+     * NULL = all pages are in memory. Selection never reads it; the host waits in a step until
+     * the pages that were selected are in memory, on every device. Such a cache cannot be
+     * recorded: KVF_UNSUPPORTED. With a head_mask layers of equally many retrieval heads share a
+     * file and a part of host_bytes. Borrowed for the call. */
     const char *disk_path;
     uint64_t host_bytes; /**< of sealed pages in memory; at least a layer of a sequence */
     uint64_t disk_bytes; /**< most that the file may take; 0 = what host_tokens_max needs */
@@ -585,7 +585,7 @@ typedef struct kvf_cache_plan {
     uint64_t device_table_bytes; /**< page tables, bits, scores, partial results */
     uint32_t static_tokens;      /**< per KV head, without the sink */
     uint32_t dynamic_pages;      /**< per KV head and step, while the window is shortest */
-    uint32_t slots;              /**< pages of a KV head that have room on the device, of all
+    uint32_t slots;              /**< pages of a KV head that fit the device, of all
                                       sequences and layers */
     kvf_transfer transfer;       /**< the method in force */
     uint64_t host_table_bytes;   /**< positions, block lists, arguments in flight, counters */
@@ -645,10 +645,10 @@ static inline void kvf_attention_params_init(kvf_attention_params *params)
 }
 
 /**
- * Set the attention parameters of a layer; before, and if the call fails, a layer keeps those that
- * it has, at first those of kvf_attention_params_init. A layer with tokens takes no others. A saved
- * sequence comes back only to layers with the same parameters. With sinks it waits for earlier
- * calls of the cache. Recordings from before a change cannot be replayed.
+ * Set the attention parameters of a layer; before, and if the call fails, a layer keeps its
+ * parameters, at first those of kvf_attention_params_init. A layer with tokens takes no others. A
+ * saved sequence comes back only to layers with the same parameters. With sinks it waits for
+ * earlier calls of the cache. Recordings from before a change cannot be replayed.
  *
  * @param params borrowed for the call
  * @return KVF_OK; KVF_INVALID names the field; with sinks also KVF_OUT_OF_MEMORY, KVF_DEVICE_FAILED
@@ -662,9 +662,9 @@ KVF_API KVF_CHECKED kvf_status kvf_cache_attention_params(kvf_cache *cache, uint
 KVF_API KVF_CHECKED kvf_status kvf_sequence_create(kvf_cache *cache, kvf_sequence **out);
 
 /**
- * Make a second sequence that continues from the same tokens. Sealed pages and their digests
- * are shared, and so is what the device has of them. The local window, the static set and the
- * tables are copied on @p stream.
+ * Make a second sequence that continues from the same tokens. Sealed pages and their digests are
+ * shared, and so are their copies on the device. The local window, the static set and the tables
+ * are copied on @p stream.
  * @return KVF_OK; KVF_FULL when sequences_max are alive
  */
 KVF_API KVF_CHECKED kvf_status kvf_sequence_fork(kvf_cache *cache, kvf_sequence *parent,
@@ -676,18 +676,18 @@ KVF_API KVF_CHECKED kvf_status kvf_sequence_fork(kvf_cache *cache, kvf_sequence 
  * resident pages stay as they are; a page that is cut is in the local window again.
  *
  * The calls after it run as if those tokens had never been there, bit for bit: outputs, selection,
- * and the rhythm of refreshes and verification. Two things differ. Hits and misses do, where pages
- * have come to the device since; and so does a static set (hybrid, static) that the dropped tokens
- * took part in: if it was chosen since, the next step chooses it again from all keys; a RESIDENT
- * refresh finds the pages that are resident now; and a refresh that is due before the dropped
- * tokens are replaced uses the queries that are left. Dropped tokens stay in the statistics; in
- * kvf_footprint they count as held and are no step of full attention. If pages are quantized, the
- * newest sealed block returns to the local window as it came; older blocks return dequantized, and
- * results then differ by the quantization error.
+ * and the rhythm of refreshes and verification. Two things differ. Hits and misses do, if pages
+ * came to the device since; and so does a static set (hybrid, static) that the dropped tokens took
+ * part in: if it was chosen since, the next step chooses it again from all keys; a RESIDENT refresh
+ * finds the pages that are resident now; and a refresh that is due before the dropped tokens are
+ * replaced uses the queries that are left. Dropped tokens stay in the statistics; in kvf_footprint
+ * they count as held and are no step of full attention. If pages are quantized, the newest sealed
+ * block returns to the local window as it came; older blocks return dequantized, and results then
+ * differ by the quantization error.
  *
  * @param tokens   0 empties the sequence
  * @return KVF_OK; KVF_INVALID if the sequence ends before @p tokens; KVF_UNSUPPORTED within what a
- *         prune policy has chosen (evict), and with streaming heads
+ * prune policy chose (evict), and with streaming heads
  *
  * Stream: enqueues on @p stream; does not wait. Memory: allocates nothing.
  */
@@ -770,12 +770,11 @@ typedef struct kvf_decode_args {
  * Recorded steps and page lists have one token of a sequence, and so has a cache with a disk tier
  * and streaming heads: KVF_UNSUPPORTED.
  *
- * With k and v NULL a step has queries alone, one of each sequence, for a layer of the model that
+ * With k and v NULL a step takes queries alone, one of each sequence, for a layer of the model that
  * attends to keys of another one (shared KV): `layer` owns the keys, and its own step came before.
  * Nothing is appended, positions are NULL. The queries select for themselves, with the bits of a
- * layer that holds copies of the keys; static set and attention parameters are the
- * owner's, whose own steps do not change. Not in recorded steps, with streaming heads or select =
- * ORACLE.
+ * layer that holds copies of the keys; static set and attention parameters are the owner's, whose
+ * own steps do not change. Not in recorded steps, with streaming heads or select = ORACLE.
  *
  * The same input, settings and device give the same bits, for any number of threads, any transfer
  * method, and any resident pages.
@@ -783,17 +782,17 @@ typedef struct kvf_decode_args {
  * A caller that selects by itself gives page_scores, where entry p of a list is the score of page p
  * (tokens p * page_size to (p + 1) * page_size - 1 of the sequence in this layer), or page_ids, the
  * most wanted first. They replace the scores by digest, and nothing else changes: each list takes
- * as many pages as the budget has room for, the best ones or the first ones, ties to the lower id.
- * Only pages of sealed blocks with a token outside sink and static set are taken. All others are
- * skipped and take no room: pages of the local window and of the sink, which are attended anyway,
- * ids out of range (-1 fills a list), repeated ids, scores that are NaN or -infinity. Pages from
- * page_stride on have no score. A list with fewer pages than have room attends to fewer, even where
- * all would fit. Lists of streaming heads are ignored. The arrays are 4-byte aligned, in device
- * memory, and read in stream order, by a recorded step each time that it is replayed. They need
- * select = DYNAMIC or HYBRID, which choose pages for KV heads by score: else KVF_UNSUPPORTED.
+ * as many pages as fit the budget, the best ones or the first ones, ties to the lower id. Only
+ * pages of sealed blocks with a token outside sink and static set are taken. All others are skipped
+ * and take no room: pages of the local window and of the sink, which are attended anyway, ids out
+ * of range (-1 fills a list), repeated ids, scores that are NaN or -infinity. Pages from
+ * page_stride on are not scored. A list of fewer pages than fit attends to fewer, even if all would
+ * fit. Lists of streaming heads are ignored. The arrays are 4-byte aligned, in device memory, and
+ * read in stream order, by a recorded step each time that it is replayed. They need select =
+ * DYNAMIC or HYBRID, which choose pages for KV heads by score: else KVF_UNSUPPORTED.
  *
- * @return as kvf_prefill; KVF_SYSTEM if a read from disk failed. A call that fails has no effect on
- *         what later calls attend to, return and save. Statistics are as if it had not been, but
+ * @return as kvf_prefill; KVF_SYSTEM if a read from disk failed. A call that fails changes nothing
+ * of what later calls attend to, return and save. Statistics are as if it had not been, but
  *         for what was read from disk and, where pages move, hits that are misses afterwards.
  *
  * Stream: enqueues on @p stream; does not wait. On a GPU, transfers that a thread of the host takes
@@ -835,7 +834,7 @@ KVF_API KVF_CHECKED kvf_status kvf_record_begin(kvf_cache *cache, kvf_sequence *
 /** End recording. On failure nothing is recorded and the cache is usable. */
 KVF_API KVF_CHECKED kvf_status kvf_record_end(kvf_cache *cache, kvf_recording **out);
 
-/** 0 if the next step refreshes a static set, verifies, or has no room: enqueue such a step as
+/** 0 if the next step refreshes a static set, verifies, or does not fit: enqueue such a step as
  * usual. 0 for good once one of the sequences is destroyed, or a layer got other attention
  * parameters. */
 KVF_API int kvf_replay_is_possible(const kvf_recording *recording);
@@ -858,11 +857,11 @@ KVF_API void kvf_recording_destroy(kvf_recording *recording);
 typedef struct kvf_page_lists {
     int32_t *indptr;   /**< [batch x kv_heads + 1] */
     int32_t *indices;  /**< [capacity] page index within (sequence, layer) */
-    uint32_t capacity; /**< at least batch x kv_heads x pages that a list can have (see below) */
+    uint32_t capacity; /**< at least batch x kv_heads x pages of the longest list (see below) */
     int32_t *last_page_len; /**< [batch x kv_heads] tokens in the last page of each list */
 } kvf_page_lists;
 
-/** The most pages that one list can have under the settings of this cache. */
+/** The most pages of one list under the settings of this cache. */
 KVF_API uint32_t kvf_select_pages_max(const kvf_cache *cache);
 
 /**
@@ -888,7 +887,7 @@ static inline KVF_CHECKED kvf_status kvf_select_pages(kvf_cache *cache, const kv
 /**
  * Address of a page: [page_size, head_dim + value_dim], key and value of each token side by side.
  * Sealed pages are in host memory (this is their address for the device), newer ones on the device.
- * Those of streaming heads, and sealed ones that are quantized (kvf_cache_config.pages), have none:
+ * Those of streaming heads, and sealed ones that are quantized (kvf_cache_config.pages), lack it:
  * NULL; kvf_read_pages copies the latter. Valid until the sequence appends; with a disk tier, until
  * the next call on the cache, and NULL if the page is on disk. Pages that the latest
  * kvf_select_pages listed stay in memory. Call it in stream order or after kvf_stream_wait.

@@ -7,9 +7,9 @@
  * kvferry/link: how fast scattered pages of host memory reach the device.
  *
  * One case in, one result out. A case says which pages of host memory go to the device, how, and
- * what else happens meanwhile. The result has times over all repetitions, on the stream that copies
- * and end to end, and the number of bytes that were verified. On the host device the same cases are
- * measured with memory copies.
+ * what else happens meanwhile. The result contains times over all repetitions, on the stream that
+ * copies and end to end, and the number of bytes that were verified. On the host device the same
+ * cases are measured with memory copies.
  *
  *     kvf_link_open(runtime, &link);
  *     kvf_link_case c;
@@ -82,7 +82,7 @@ typedef struct kvf_link_case {
         slots_in_order; /**< 1: slots follow each other; 0: scattered, as in a cache; default 0 */
 } kvf_link_case;
 
-/** Nanoseconds; all 0 where the case does not have that time. */
+/** Nanoseconds; all 0 if the case does not measure that time. */
 typedef struct kvf_link_times {
     uint64_t min_ns, median_ns, p95_ns, p99_ns, max_ns;
 } kvf_link_times;

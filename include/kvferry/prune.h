@@ -6,7 +6,7 @@
  * @file
  * Prefill pruning: which tokens of a prompt enter the cache, and which go on to deeper layers.
  *
- * A policy is a pure function. When a layer has attended over the whole prompt, the policy gets the
+ * A policy is a pure function. Once a layer attended over the whole prompt, the policy gets the
  * attention of the newest queries to every token. It returns what each KV head keeps, what the
  * deeper layers get, and whether to start over. Tokens that are not kept are deleted (EVICT, as
  * published), or stay in host pages where they can be retrieved, while the kept tokens become the
@@ -274,7 +274,7 @@ static inline KVF_CHECKED kvf_status kvf_prune_plan_make(kvf_runtime *runtime,
 }
 
 /**
- * Open a pruner for a cache. Reserves all it will use, for as many sequences as the cache has.
+ * Open a pruner for a cache. Reserves all it will use, for as many sequences as the cache holds.
  *
  * The cache's observe_window must be at least settings.window (chunk_queries with chunked
  * eviction).
@@ -335,7 +335,7 @@ static inline KVF_CHECKED kvf_status kvf_prune_layer(kvf_prune *prune, kvf_seque
 /**
  * Chunked eviction: a layer holds what was kept of earlier chunks, then @p tokens of this chunk,
  * then @p patch tokens of the prompt's end (PATCHED, not the last chunk) which are dropped again.
- * Waits for @p stream. Every layer gets a chunk before the next one begins. The patch has the
+ * Waits for @p stream. Every layer gets a chunk before the next one begins. The patch takes the
  * positions right after the chunk, which the next chunk uses again.
  *
  * @param patch  chunk_queries with PATCHED in every chunk but the last, else 0
@@ -420,7 +420,7 @@ KVF_API KVF_CHECKED kvf_status kvf_complete_begin(kvf_cache *cache, kvf_sequence
  * pruned one. Recordings of the sequence cannot be replayed any more.
  *
  * All layers of @p whole hold as many tokens as the sequence had positions. If the sequence was cut
- * to fewer than the prompt has, cut @p whole as well, before other tokens come.
+ * to fewer tokens than the prompt's, cut @p whole as well, before other tokens come.
  * @return KVF_OK; KVF_INVALID with nothing changed if a layer is not whole; KVF_NOT_FINITE if
  *         @p whole got a NaN: destroy it, the sequence is as it was
  *

@@ -22,9 +22,9 @@
  * of streaming heads, and recent choices. It holds no digests: they are built again from
  * the pages, so the file is smaller and does not depend on them.
  *
- * After a crash or power loss at any moment the path has the old file, the new one, or none; never
- * a file that opens and is not whole. A file whose size, header or checksums are not those that
- * were saved is refused: KVF_CORRUPT.
+ * After a crash or power loss at any moment the path names the old file, the new one, or none;
+ * never a file that opens and is not whole. A file whose size, header or checksums are not those
+ * that were saved is refused: KVF_CORRUPT.
  */
 
 #include <kvferry/kvferry.h>
@@ -52,13 +52,13 @@ static inline void kvf_save_args_init(kvf_save_args *args)
 }
 
 /**
- * Save a sequence as it is when @p stream has done what was enqueued before. Tokens that are not in
+ * Save a sequence as it is once @p stream finished what was enqueued before. Tokens that are not in
  * sealed pages are copied on the stream; a thread of its own writes the file. The sequence may go
  * on, fork, or be destroyed meanwhile. Its pages count as used until kvf_save_finish.
  *
- * A prompt that a pruner has begun is saved without what the pruner knows: save between prompts.
+ * A prompt that a pruner began is saved without the pruner's state: save between prompts.
  *
- * @return KVF_OK; KVF_INVALID names the argument; KVF_UNSUPPORTED if the build has no checksums;
+ * @return KVF_OK; KVF_INVALID names the argument; KVF_UNSUPPORTED if the build lacks checksums;
  *         KVF_OUT_OF_MEMORY, KVF_PIN_FAILED, KVF_SYSTEM; KVF_NOT_FINITE
  *
  * Stream: enqueues on @p stream; does not wait. Memory: a copy of windows, static sets and tables.

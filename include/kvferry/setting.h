@@ -45,7 +45,7 @@ typedef struct kvf_setting {
     const char *meaning; /**< one line */
 } kvf_setting;
 
-/** The values that a setting may have, in words: "a whole number from 1 to 64". @return @p text */
+/** The values of a setting, in words: "a whole number from 1 to 64". @return @p text */
 KVF_API const char *kvf_setting_range(const kvf_setting *setting, char *text, size_t capacity);
 
 /**
