@@ -70,6 +70,14 @@ class Tasks(unittest.TestCase):
                 self.assertEqual((task.score(" ".join(task.answers)), task.score("-")), (1.0, 0.0))
             self.assertNotEqual(made[0].text, made[1].text)
 
+    def test_a_document_that_is_too_long_at_its_least(self):
+        """The first one fits, and no size makes another one fit."""
+        def make(sample, size):
+            return tasks.Document("word " * (size + 50 * sample), tasks.RulerTask("cwe", "", ["word"], 10))
+
+        with self.assertRaisesRegex(ValueError, "cwe does not fit 40 tokens: give greater --lengths, or --tasks"):
+            tasks.filled(make, 11, "cwe", 40, 2, lambda some: [len(d.text.split()) for d in some])
+
     def test_calls(self):
         task = tasks.tool(0, 100, texts.Material(texts.made())).tasks[0]
         schema = json.loads(task.answers[0])

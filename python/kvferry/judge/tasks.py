@@ -299,8 +299,9 @@ def filled(make, least, name, tokens, samples, count):
     sizes = [least, 2 * least]
     short, long = count([make(0, s) for s in sizes])
     room = tokens - make(0, least).tasks[0].tokens
+    too_long = ValueError("%s does not fit %d tokens: give greater --lengths, or --tasks without it" % (name, tokens))
     if short > room:
-        raise ValueError("%s does not fit %d tokens" % (name, tokens))
+        raise too_long
     size = least + int((room - short) * (sizes[1] - sizes[0]) / (long - short))
     sizes = [size] * samples
     while True:
@@ -308,6 +309,8 @@ def filled(make, least, name, tokens, samples, count):
         taken = count(documents)
         if all(t <= room for t in taken):
             return documents
+        if any(t > room and s == least for s, t in zip(sizes, taken)):
+            raise too_long
         sizes = [s if t <= room else max(least, min(s - 1, s * room // t))
                  for s, t in zip(sizes, taken)]
 
