@@ -19,8 +19,11 @@
 /** An attention, taken apart. */
 typedef struct operation {
     gg_tensor *node;
+    kvl_copies *copies;
     const gg_tensor *q, *mask;
-    const float *queries; /* of q, side by side */
+    const char *mask_data; /* on the host */
+    const float *queries;  /* of q, side by side, where the library reads them */
+    float *out;            /* of the node, where it writes */
     kvl_layer *layer;
     kvl_cache *cache;
     uint32_t stream;          /* the first */
@@ -37,7 +40,7 @@ static int lies_by_rows(const gg_tensor *t, int head, int token)
            (t->ne[3] == 1 || t->nb[3] == t->nb[token] * (size_t)t->ne[token]);
 }
 
-static kvl_reason take_apart(operation *o)
+static kvl_reason take_apart(const kvl_plugin *p, operation *o)
 {
     const gg_tensor *q = o->q, *k = o->node->src[1], *m = o->mask;
     o->cache = o->layer->cache;
@@ -45,12 +48,17 @@ static kvl_reason take_apart(operation *o)
     if (!m || m->type != GG_F16 || m->ne[2] != 1 || m->ne[0] != k->ne[1] || m->ne[0] % 64 ||
         m->nb[0] != 2 || m->ne[1] < q->ne[1] || (m->ne[3] != 1 && m->ne[3] != q->ne[3]))
         return KVL_MASK;
-    return q->type == GG_F32 && q->nb[0] == 4 && lies_by_rows(o->node, 1, 2) ? KVL_SERVED
-                                                                             : KVL_LAYOUT;
+    const int is_apart = kvl_is_on_card(p, o->node) != (int)o->cache->shape.is_off_card;
+    if (q->type != GG_F32 || q->nb[0] != 4 || !lies_by_rows(o->node, 1, 2) ||
+        (is_apart && o->cache->shape.is_off_card))
+        return KVL_LAYOUT;
+    o->mask_data = kvl_on_host(p, o->copies, m);
+    o->out = is_apart ? kvl_on_host(p, o->copies, o->node) : o->node->data;
+    return o->mask_data && o->out ? KVL_SERVED : KVL_MEMORY;
 }
 
 /* Scale, cap and sinks; the library knows those of the layer's calls before. */
-static kvl_reason set_attention(const operation *o)
+static kvl_reason set_attention(const kvl_plugin *p, const operation *o)
 {
     const gg_tensor *sinks = o->node->src[4];
     float given[3]; /* scale, slope of ALiBi, cap */
@@ -61,7 +69,9 @@ static kvl_reason set_attention(const operation *o)
     kvf_attention_params_init(&params);
     params.scale = given[0];
     params.soft_cap = given[2];
-    params.sinks = sinks ? sinks->data : NULL;
+    params.sinks = sinks ? kvl_on_host(p, o->copies, sinks) : NULL;
+    if (sinks && !params.sinks)
+        return KVL_MEMORY;
     const int is_known =
         given[0] > 0.0f &&
         kvf_blocks_attention_params(o->cache->blocks, o->layer->index, &params) == KVF_OK;
@@ -79,8 +89,8 @@ static uint64_t *set_of(const kvl_cache *c, uint32_t row)
 static int64_t read_mask(const operation *o, uint32_t row, uint64_t *set, int *same)
 {
     const uint32_t token = row % o->tokens, s = row / o->tokens;
-    const char *mask = (const char *)o->mask->data + token * o->mask->nb[1] +
-                       (size_t)(s % o->mask->ne[3]) * o->mask->nb[3];
+    const char *mask =
+        o->mask_data + token * o->mask->nb[1] + (size_t)(s % o->mask->ne[3]) * o->mask->nb[3];
     const size_t width = (size_t)o->mask->ne[0];
     const int64_t count = kvl_open_cells((const uint16_t *)(const void *)mask, width, set, same);
     for (size_t w = width / 64; w < o->cache->shape.cells / 64; w++) {
@@ -170,26 +180,37 @@ static kvl_reason find_chunk(const operation *o)
     return found(c, 1);
 }
 
-/* Queries side by side: llama.cpp's own where they are, else a copy of a step's. */
-static kvl_reason find_queries(operation *o)
+/* Queries side by side: llama.cpp's own where they are, else a copy of a step's. Those on the card
+ * are not looked at: one that F16 cannot hold is infinite there, and its output NaN. */
+static kvl_reason find_queries(const kvl_plugin *p, operation *o)
 {
     const gg_tensor *q = o->q;
     const kvl_shape *s = &o->cache->shape;
+    const int is_by_rows = lies_by_rows(q, 2, 1);
     o->queries = q->data;
-    if (!lies_by_rows(q, 2, 1)) {
+    if (is_by_rows && s->is_off_card && kvl_is_on_card(p, q))
+        return KVL_SERVED;
+    const char *from = kvl_on_host(p, o->copies, q);
+    if (!from)
+        return KVL_MEMORY;
+    o->queries = (const float *)(const void *)from;
+    if (!is_by_rows || s->is_off_card) {
         if (o->is_prompt)
             return KVL_LAYOUT;
         float *to = o->cache->q;
         for (uint32_t r = 0; r < o->rows; r++)
             for (uint32_t h = 0; h < s->query_heads; h++, to += s->head_dim)
                 memcpy(to,
-                       (const char *)q->data + r % o->tokens * q->nb[1] + h * q->nb[2] +
-                           r / o->tokens * q->nb[3],
+                       from + r % o->tokens * q->nb[1] + h * q->nb[2] + r / o->tokens * q->nb[3],
                        s->head_dim * sizeof *to);
         o->queries = o->cache->q;
     }
     const size_t row = (size_t)s->query_heads * s->head_dim;
-    return kvl_fits_f16(o->queries, o->rows * row) ? KVL_SERVED : KVL_RANGE;
+    if (!kvl_fits_f16(o->queries, o->rows * row))
+        return KVL_RANGE;
+    if (o->queries == o->cache->q)
+        o->queries = kvl_shared(o->cache, o->cache->q);
+    return KVL_SERVED;
 }
 
 /* ---- putting ---- */
@@ -214,9 +235,9 @@ static kvl_reason put(kvl_plugin *p, const operation *o, uint32_t count)
     }
     const kvf_blocks_put_args args = {.layer = o->layer->index,
                                       .tokens = count,
-                                      .k = c->put_k,
-                                      .v = c->put_v,
-                                      .slots = c->put_slots};
+                                      .k = kvl_shared(c, c->put_k),
+                                      .v = kvl_shared(c, c->put_v),
+                                      .slots = kvl_shared(c, c->put_slots)};
     p->counts.put += count;
     return kvf_blocks_put(c->blocks, &args, c->stream) == KVF_OK &&
                    kvf_stream_wait(c->stream) == KVF_OK
@@ -257,16 +278,15 @@ static kvl_outcome leave(kvl_plugin *p, const operation *o, kvl_reason reason)
 /* The library's part of the cache is gone: the next step begins anew. */
 static kvl_outcome fail(kvl_plugin *p, const operation *o)
 {
-    kvl_say("a pass failed: %s: %s", o->layer->k->name, kvf_runtime_error(p->runtime)->text);
+    kvl_say("a pass failed: %s: %s", o->layer->k->name, kvf_runtime_error(o->cache->runtime)->text);
     kvl_cache_reset(p, o->cache);
     return KVL_FAILED;
 }
 
-void kvl_compare(kvl_plugin *p, const gg_tensor *node, const float *own)
+void kvl_compare(kvl_plugin *p, const gg_tensor *node, const float *theirs, const float *own)
 {
     const size_t rows = (size_t)(node->ne[2] * node->ne[3]);
     const size_t count = (size_t)(node->ne[0] * node->ne[1]) * rows;
-    const float *theirs = node->data;
     double difference = 0, largest = 1e-30;
     for (size_t i = 0; i < count; i++) {
         const double e = fabs((double)own[i] - (double)theirs[i]);
@@ -288,8 +308,8 @@ static kvl_reason call(const operation *o)
     kvl_cache *c = o->cache;
     const kvf_blocks_rows rows = {.rows = c->rows_count,
                                   .table_stride = c->table_stride,
-                                  .table = c->table,
-                                  .lengths = c->lengths};
+                                  .table = kvl_shared(c, c->table),
+                                  .lengths = kvl_shared(c, c->lengths)};
     kvf_status status;
     if (o->is_prompt) {
         const uint32_t starts[] = {0, o->rows}, context = c->rows->count - o->rows;
@@ -298,11 +318,11 @@ static kvl_reason call(const operation *o)
                                              .starts = starts,
                                              .contexts = &context,
                                              .q = o->queries,
-                                             .out = o->node->data};
+                                             .out = o->out};
         status = kvf_blocks_extend(c->blocks, &args, c->stream);
     } else {
         const kvf_blocks_decode_args args = {
-            .layer = o->layer->index, .rows = &rows, .q = o->queries, .out = o->node->data};
+            .layer = o->layer->index, .rows = &rows, .q = o->queries, .out = o->out};
         status = kvf_blocks_decode(c->blocks, &args, c->stream);
     }
     return status == KVF_OK && kvf_stream_wait(c->stream) == KVF_OK ? KVL_SERVED : KVL_BROKEN;
@@ -311,6 +331,8 @@ static kvl_reason call(const operation *o)
 static kvl_outcome done(kvl_plugin *p, const operation *o)
 {
     kvl_cache *c = o->cache;
+    if (kvl_is_on_card(p, o->node) && !c->shape.is_off_card)
+        kvl_write(p, o->node, o->out);
     if (o->is_prompt) {
         p->counts.prompt_served += o->rows;
         c->rows_count = 0; /* of a chunk, not of a step */
@@ -326,10 +348,18 @@ static kvl_outcome done(kvl_plugin *p, const operation *o)
     return is_whole && every && o->layer->steps++ % every == 0 ? KVL_VERIFY : KVL_DONE;
 }
 
-kvl_outcome kvl_attend(kvl_plugin *p, gg_tensor *node)
+/* Prompts are ours where llama.cpp's kernels would be those of the CPU beside a card. */
+static int takes_prompts(const kvl_plugin *p, const kvl_cache *c)
+{
+    return p->settings.prompts == KVL_PROMPTS_KVFERRY ||
+           (p->settings.prompts == KVL_PROMPTS_AUTO && c->shape.is_off_card);
+}
+
+kvl_outcome kvl_attend(kvl_plugin *p, kvl_copies *copies, gg_tensor *node)
 {
     const gg_tensor *keys = kvl_cache_tensor(node->src[1], 'k'), *q = node->src[0];
     operation o = {.node = node,
+                   .copies = copies,
                    .q = q,
                    .mask = node->src[3],
                    .layer = keys ? kvl_layer_of(p, keys) : NULL,
@@ -341,18 +371,18 @@ kvl_outcome kvl_attend(kvl_plugin *p, gg_tensor *node)
     o.layer->unattended = 0;
     kvl_reason reason = kvl_learn(p, o.layer, node);
     if (reason == KVL_SERVED)
-        reason = take_apart(&o);
+        reason = take_apart(p, &o);
     o.is_prompt = reason == KVL_SERVED && o.rows > p->settings.rows;
-    if (o.is_prompt && p->settings.prompts != KVL_PROMPTS_KVFERRY)
+    if (o.is_prompt && !takes_prompts(p, o.cache))
         return leave(p, &o, reason);
     if (reason == KVL_SERVED)
         reason = kvl_cache_ready(p, o.layer);
     if (reason == KVL_SERVED)
-        reason = set_attention(&o);
+        reason = set_attention(p, &o);
     if (reason == KVL_SERVED)
         reason = o.is_prompt ? find_chunk(&o) : find_rows(&o);
     if (reason == KVL_SERVED)
-        reason = find_queries(&o);
+        reason = find_queries(p, &o);
     if (reason == KVL_SERVED)
         reason = put_rows(p, &o);
     if (reason == KVL_SERVED)

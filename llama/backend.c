@@ -24,6 +24,7 @@ typedef struct instance {
     gg_backend *cpu;
     gg_context *context; /* of the graph */
     gg_graph *graph;     /* of one node at a time */
+    kvl_copies copies;   /* of tensors of the node */
     int threads;         /* as llama.cpp said */
 } instance;
 
@@ -31,29 +32,35 @@ typedef struct instance {
 static int by_llama(kvl_plugin *p, instance *i, gg_tensor *node)
 {
     const int is_small = node->op == p->gg.op.set_rows && node->src[1]->ne[0] <= ROWS_OF_ONE_THREAD;
+    kvl_lent lent;
+    if (!kvl_lend(p, &i->copies, node, &lent))
+        return GG_FAILED;
     p->gg.set_n_threads(i->cpu, is_small ? 1 : i->threads);
     p->gg.graph_clear(i->graph);
     p->gg.graph_add_node(i->graph, node);
-    return p->gg.backend_graph_compute(i->cpu, i->graph);
+    const int status = p->gg.backend_graph_compute(i->cpu, i->graph);
+    kvl_take_back(p, node, &lent);
+    return status;
 }
 
 /* ---- operations ---- */
 
 /* Rows were written: cells of a layer, and tokens that came. */
-static void wrote_rows(kvl_layer *l, const gg_tensor *node, int is_key)
+static void wrote_rows(kvl_plugin *p, instance *i, kvl_layer *l, const gg_tensor *node, int is_key)
 {
     const gg_tensor *rows = node->src[1];
     kvl_cache *c = l->cache;
     if (!c || !c->chains)
         return;
+    const int64_t *cells = kvl_on_host(p, &i->copies, rows);
     /* Rows of cells are numbered over all streams. Anything else is a write to the whole layer. */
-    if (rows->type != GG_I64 || rows->nb[0] != sizeof(int64_t) || rows->ne[1] != 1 ||
+    if (!cells || rows->type != GG_I64 || rows->nb[0] != sizeof(int64_t) || rows->ne[1] != 1 ||
         rows->ne[2] != 1 || node->nb[1] != (is_key ? l->k : l->v)->nb[1]) {
         kvl_layer_wrote(l, 0, SIZE_MAX);
         return;
     }
-    for (int64_t i = 0; i < rows->ne[0]; i++) {
-        const size_t cell = (size_t)((const int64_t *)rows->data)[i];
+    for (int64_t row = 0; row < rows->ne[0]; row++) {
+        const size_t cell = (size_t)cells[row];
         kvl_layer_wrote(l, cell, cell + 1);
         if (is_key && l->index == 0)
             kvl_chains_born(c->chains, cell);
@@ -80,7 +87,7 @@ static int write_cells(kvl_plugin *p, instance *i, gg_tensor *node)
     if (l && node->op != p->gg.op.set_rows)
         kvl_layer_wrote(l, 0, SIZE_MAX);
     else if (l)
-        wrote_rows(l, node, is_key);
+        wrote_rows(p, i, l, node, is_key);
     if (is_key && status == GG_SUCCESS && node->op == p->gg.op.set_rows)
         watch(p, l, (uint32_t)node->src[1]->ne[0]);
     pthread_mutex_unlock(&p->lock);
@@ -91,13 +98,16 @@ static int write_cells(kvl_plugin *p, instance *i, gg_tensor *node)
 static void verify(kvl_plugin *p, instance *i, gg_tensor *node)
 {
     const size_t bytes = p->gg.nbytes(node);
-    float *own = malloc(bytes);
+    const float *output = kvl_on_host(p, &i->copies, node), *theirs = NULL;
+    float *own = output ? malloc(bytes) : NULL;
     if (!own)
         return;
-    memcpy(own, node->data, bytes);
+    memcpy(own, output, bytes);
     if (by_llama(p, i, node) == GG_SUCCESS)
-        kvl_compare(p, node, own);
-    memcpy(node->data, own, bytes);
+        theirs = kvl_on_host(p, &i->copies, node);
+    if (theirs)
+        kvl_compare(p, node, theirs, own);
+    kvl_write(p, node, own);
     free(own);
 }
 
@@ -105,7 +115,7 @@ static int attend(kvl_plugin *p, instance *i, gg_tensor *node)
 {
     pthread_mutex_lock(&p->lock);
     p->threads = i->threads;
-    const kvl_outcome outcome = kvl_attend(p, node);
+    const kvl_outcome outcome = kvl_attend(p, &i->copies, node);
     if (outcome == KVL_VERIFY)
         verify(p, i, node);
     pthread_mutex_unlock(&p->lock);
@@ -120,11 +130,13 @@ static int graph_compute(gg_backend *backend, gg_graph *graph)
     instance *i = backend->context;
     const int nodes = p->gg.graph_n_nodes(graph);
     int status = GG_SUCCESS;
+    kvl_card_wait(p);
     for (int n = 0; n < nodes && status == GG_SUCCESS; n++) {
         gg_tensor *node = p->gg.graph_node(graph, n);
         if (gg_is_view(&p->gg, node) || (p->gg.flags_compute && !(node->flags & GG_FLAG_COMPUTE)))
             continue;
         status = node->op == p->gg.op.flash_attn ? attend(p, i, node) : write_cells(p, i, node);
+        kvl_copies_free(&i->copies);
     }
     if (p->settings.log_seconds > 0) {
         pthread_mutex_lock(&p->lock);
@@ -209,13 +221,15 @@ static void properties(gg_device *device, gg_device_props *props)
 static gg_buffer_type *buffer_type(gg_device *device)
 {
     (void)device;
-    return kvl_the_plugin()->gg.backend_cpu_buffer_type();
+    const kvl_plugin *p = kvl_the_plugin();
+    return p->card.type ? p->card.type : p->gg.backend_cpu_buffer_type();
 }
 
 static bool supports_buffer(gg_device *device, gg_buffer_type *of)
 {
     (void)device;
-    return kvl_the_plugin()->gg.backend_buft_is_host(of);
+    const kvl_plugin *p = kvl_the_plugin();
+    return p->gg.backend_buft_is_host(of) || kvl_is_card_type(p, of);
 }
 
 /* A layer is left alone from now on. */
@@ -230,9 +244,13 @@ static bool leave_alone(kvl_plugin *p, kvl_layer *l, kvl_reason reason)
 static bool takes_attention(kvl_plugin *p, const gg_tensor *op)
 {
     const gg_tensor *keys = kvl_cache_tensor(op->src[1], 'k');
-    if (!keys || !keys->buffer || !keys->buffer->buft ||
-        !p->gg.backend_buft_is_host(keys->buffer->buft))
+    if (!keys || !keys->buffer || !keys->buffer->buft)
         return false;
+    if (!p->gg.backend_buft_is_host(keys->buffer->buft)) {
+        if (keys->buffer->size && kvl_is_on_card(p, keys) && kvl_is_for_host(p, keys))
+            kvl_leave(p, &(kvl_layer){.k = keys}, KVL_CARD, 0, NULL);
+        return false;
+    }
     kvl_layer *l = kvl_layer_of(p, keys);
     if (!l || l->is_left)
         return false;

@@ -135,7 +135,7 @@ static void free_buffer(gg_buffer *buffer)
         buffer->iface.free_buffer(buffer);
 }
 
-static kvl_buffer *buffer_of(kvl_plugin *p, gg_buffer *buffer)
+kvl_buffer *kvl_buffer_of(kvl_plugin *p, gg_buffer *buffer)
 {
     kvl_buffer *b = find_buffer(p, buffer);
     if (b || !(b = calloc(1, sizeof *b)))
@@ -166,7 +166,7 @@ kvl_layer *kvl_find_layer(kvl_plugin *p, const gg_tensor *of)
 kvl_layer *kvl_layer_of(kvl_plugin *p, const gg_tensor *keys)
 {
     kvl_layer *l = kvl_find_layer(p, keys);
-    kvl_buffer *b = l || !keys->buffer ? NULL : buffer_of(p, keys->buffer);
+    kvl_buffer *b = l || !keys->buffer ? NULL : kvl_buffer_of(p, keys->buffer);
     if (!b || !(l = calloc(1, sizeof *l)))
         return l;
     *l = (kvl_layer){.next = b->layers, .k = keys};
@@ -223,7 +223,8 @@ kvl_reason kvl_learn(kvl_plugin *p, kvl_layer *l, const gg_tensor *node)
                              .value_dim = (uint32_t)v->ne[0],
                              .cells = (uint32_t)keys->ne[1],
                              .streams = (uint32_t)keys->ne[2],
-                             .is_wide = keys->type != GG_F16 || values->type != GG_F16};
+                             .is_wide = keys->type != GG_F16 || values->type != GG_F16,
+                             .is_off_card = (uint32_t)find_buffer(p, keys->buffer)->is_off_card};
     if (l->cache)
         return l->v == values && memcmp(&l->cache->shape, &shape, sizeof shape) == 0 ? KVL_SERVED
                                                                                      : KVL_GEOMETRY;
@@ -241,19 +242,26 @@ kvl_reason kvl_learn(kvl_plugin *p, kvl_layer *l, const gg_tensor *node)
 /* Arrays of steps, over an arena or over NULL. @return bytes */
 static size_t lay_out(kvl_cache *c, const kvl_chains_config *chains, char *arena)
 {
+    kvf_carver carver = {.base = arena};
+    KVF_CARVE(&carver, c->rows, c->rows_max);
+    KVF_CARVE(&carver, c->sets, c->rows_max + 1, c->shape.cells / 64);
+    KVF_CARVE(&carver, c->put_cells, KVL_PUT);
+    KVF_CARVE(&carver, c->chains_memory, kvl_chains_bytes(chains));
+    return carver.bytes;
+}
+
+/* Those that the library reads. */
+static size_t lay_out_shared(kvl_cache *c, char *arena)
+{
     const kvl_shape *s = &c->shape;
     const uint64_t rows = c->rows_max, kv = s->kv_heads, element = s->is_wide ? 4 : 2;
     kvf_carver carver = {.base = arena};
-    KVF_CARVE(&carver, c->rows, rows);
-    KVF_CARVE(&carver, c->sets, rows + 1, s->cells / 64);
     KVF_CARVE(&carver, c->table, rows, c->table_stride);
     KVF_CARVE(&carver, c->lengths, rows);
     KVF_CARVE(&carver, c->q, rows, s->query_heads, s->head_dim);
     KVF_CARVE(&carver, c->put_k, KVL_PUT, kv, s->head_dim, element);
     KVF_CARVE(&carver, c->put_v, KVL_PUT, kv, s->value_dim, element);
-    KVF_CARVE(&carver, c->put_cells, KVL_PUT);
     KVF_CARVE(&carver, c->put_slots, KVL_PUT);
-    KVF_CARVE(&carver, c->chains_memory, kvl_chains_bytes(chains));
     return carver.bytes;
 }
 
@@ -284,12 +292,16 @@ void kvl_cache_reset(kvl_plugin *p, kvl_cache *c)
     add_counts(c, &p->counts);
     kvf_blocks_close(c->blocks);
     if (c->codes)
-        kvf_memory_free(p->runtime, c->codes);
+        kvf_memory_free(c->runtime, c->codes);
+    if (c->shape.is_off_card)
+        kvf_pinned_free(c->runtime, c->shared);
+    else
+        free(c->shared);
     free(c->scratch);
     c->stream = NULL;
     c->chains = NULL;
     c->blocks = NULL;
-    c->codes = c->scratch = NULL;
+    c->codes = c->scratch = c->shared = NULL;
     c->rows_count = 0;
 }
 
@@ -354,24 +366,45 @@ kvf_status kvl_plan_make(kvf_runtime *runtime, const kvl_settings *settings, kvl
                                        .chains = settings->rows + KVL_CHAINS,
                                        .budget = c->budget};
     plan->codes = plan->memory.code_bytes * b->block_count * c->layers;
-    plan->own = lay_out(c, &plan->chains, NULL);
+    plan->own = lay_out(c, &plan->chains, NULL) + lay_out_shared(c, NULL);
+    return KVF_OK;
+}
+
+/* Arrays of the plug-in's own. */
+static kvf_status make_arrays(kvl_cache *c, const kvl_plan *plan)
+{
+    const size_t shared = lay_out_shared(c, NULL);
+    void *host = NULL, *device = NULL;
+    if (c->shape.is_off_card)
+        KVF_TRY(kvf_pinned_alloc(c->runtime, shared, &host, &device));
+    else
+        host = device = calloc(1, shared);
+    c->shared = host;
+    c->to_device = (ptrdiff_t)((uintptr_t)device - (uintptr_t)host);
+    c->scratch = calloc(1, plan->own - shared);
+    if (!c->shared || !c->scratch)
+        return KVF_OUT_OF_MEMORY;
+    lay_out_shared(c, c->shared);
+    lay_out(c, &plan->chains, c->scratch);
     return KVF_OK;
 }
 
 static kvf_status open_blocks(kvl_plugin *p, kvl_cache *c, kvl_plan *plan, kvf_error *error)
 {
-    KVF_TRY(open_runtime(p, error));
-    KVF_TRY(kvl_plan_make(p->runtime, &p->settings, c, plan, error));
-    KVF_TRY(kvf_blocks_open(p->runtime, &plan->blocks, &c->blocks, error));
-    kvf_status status = kvf_stream_create(p->runtime, &c->stream);
+    if (!c->shape.is_off_card)
+        KVF_TRY(open_runtime(p, error));
+    c->runtime = c->shape.is_off_card ? p->card.runtime : p->runtime;
+    KVF_TRY(kvl_plan_make(c->runtime, &p->settings, c, plan, error));
+    KVF_TRY(kvf_blocks_open(c->runtime, &plan->blocks, &c->blocks, error));
+    kvf_status status = kvf_stream_create(c->runtime, &c->stream);
     if (status == KVF_OK)
-        status = kvf_memory_alloc(p->runtime, plan->codes, &c->codes);
+        status = kvf_memory_alloc(c->runtime, plan->codes, &c->codes);
     for (uint32_t l = 0; status == KVF_OK && l < c->layers; l++)
         status = kvf_blocks_bind(c->blocks, l, (char *)c->codes + l * (plan->codes / c->layers),
                                  plan->memory.code_bytes);
     if (status != KVF_OK)
-        *error = *kvf_runtime_error(p->runtime);
-    return status;
+        *error = *kvf_runtime_error(c->runtime);
+    return status == KVF_OK ? make_arrays(c, plan) : status;
 }
 
 /* @param layer  one of the cache */
@@ -381,11 +414,12 @@ static void say_first(const kvl_cache *c, const kvl_layer *layer, const kvl_plan
     const size_t each = (k->nb[2] + v->nb[2]) * (size_t)k->ne[2]; /* of llama.cpp */
     const double host = (double)plan->memory.host_bytes, codes = (double)plan->codes;
     const double device = (double)plan->memory.device_bytes, own = (double)plan->own;
-    kvl_say("serving %u layers, %u cells of room, %.0f MiB beside llama.cpp's %.0f, budget %u; "
+    kvl_say("serving %u layers%s, %u cells of room, %.0f MiB beside llama.cpp's %.0f, budget %u; "
             "blocks=%u host=%.0f device=%.0f codes=%.0f own=%.0f",
-            c->layers, plan->blocks.block_count * KVL_BLOCK,
-            (host + device + codes + own) / 1048576.0, (double)(c->layers * each) / 1048576.0,
-            c->budget, plan->blocks.block_count, host, device, codes, own);
+            c->layers, c->shape.is_off_card ? " on the card" : "",
+            plan->blocks.block_count * KVL_BLOCK, (host + device + codes + own) / 1048576.0,
+            (double)(c->layers * each) / 1048576.0, c->budget, plan->blocks.block_count, host,
+            device, codes, own);
 }
 
 kvl_reason kvl_cache_ready(kvl_plugin *p, kvl_layer *layer)
@@ -396,8 +430,7 @@ kvl_reason kvl_cache_ready(kvl_plugin *p, kvl_layer *layer)
     kvf_error error = {.text = "host memory of the plug-in"};
     kvl_plan plan;
     const kvf_status status = open_blocks(p, c, &plan, &error);
-    if (status == KVF_OK && (c->scratch = calloc(1, plan.own))) {
-        lay_out(c, &plan.chains, c->scratch);
+    if (status == KVF_OK) {
         c->chains = kvl_chains_open(&plan.chains, c->chains_memory);
         say_first(c, layer, &plan);
         return KVL_SERVED;

@@ -17,8 +17,8 @@
 /* Fewer than any version has, after FLASH_ATTN_EXT; bytes of a text. */
 enum { OPERATIONS_LOOKED_AT = 90, WHY = 160 };
 
-/* A function of ggml: from the library that asked, so that two copies of ggml do not mix. */
-static void *find(const void *inside, const char *name)
+/* So two copies of ggml do not mix. */
+void *gg_find(const void *inside, const char *name)
 {
     Dl_info object;
     void *found = NULL, *handle = NULL;
@@ -40,7 +40,7 @@ static bool find_functions(gg_api *api, const void *inside, char *why)
     } rows[] = {GG_FUNCTIONS(ROW)};
 #undef ROW
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        void *found = find(inside, rows[i].name);
+        void *found = gg_find(inside, rows[i].name);
         if (!found) {
             snprintf(why, WHY, "this ggml has no function %s", rows[i].name);
             return false;
@@ -48,7 +48,7 @@ static bool find_functions(gg_api *api, const void *inside, char *why)
         memcpy((char *)api + rows[i].at, &found, sizeof found);
     }
     const char *(*version)(void) = NULL;
-    void *found = find(inside, "ggml_version");
+    void *found = gg_find(inside, "ggml_version");
     memcpy(&version, &found, sizeof found);
     snprintf(api->version, sizeof api->version, "%s", version ? version() : "unknown");
     return true;

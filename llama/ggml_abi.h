@@ -22,6 +22,8 @@ enum {
     GG_Q8_0_ELEMENTS = 32,
     GG_FLAG_COMPUTE = 16,
     GG_DEVICE_CPU = 0,
+    GG_DEVICE_GPU = 1,
+    GG_DEVICE_IGPU = 2,
     GG_DEVICE_ACCEL = 3
 };
 
@@ -178,7 +180,17 @@ typedef struct gg_init_params {
     X(gg_buffer *, backend_buft_alloc_buffer, (gg_buffer_type *, size_t size))                     \
     X(void, backend_buffer_free, (gg_buffer *))                                                    \
     X(gg_buffer_type *, backend_buffer_get_type, (gg_buffer *))                                    \
-    X(size_t, backend_buffer_get_size, (gg_buffer *))
+    X(size_t, backend_buffer_get_size, (gg_buffer *))                                              \
+    X(void, backend_tensor_get, (const gg_tensor *, void *to, size_t at, size_t bytes))            \
+    X(void, backend_tensor_set, (gg_tensor *, const void *from, size_t at, size_t bytes))          \
+    X(size_t, backend_dev_count, (void))                                                           \
+    X(gg_device *, backend_dev_get, (size_t index))                                                \
+    X(int, backend_dev_type, (gg_device *))                                                        \
+    X(const char *, backend_dev_name, (gg_device *))                                               \
+    X(gg_buffer_type *, backend_dev_buffer_type, (gg_device *))                                    \
+    X(gg_device *, backend_buft_get_device, (gg_buffer_type *))                                    \
+    X(size_t, backend_buft_get_alignment, (gg_buffer_type *))                                      \
+    X(size_t, backend_buft_get_alloc_size, (gg_buffer_type *, const gg_tensor *))
 
 /* Operations that are told apart, by ggml's names: their numbers differ between versions. */
 #define GG_OPERATIONS(X)                                                                           \
@@ -215,6 +227,9 @@ typedef struct gg_api {
  * @return whether everything is as it is declared here
  */
 bool gg_open(gg_api *api, const void *inside, char *why);
+
+/** A function of the library that has @p inside in it, or of what it needs; else of the process. */
+void *gg_find(const void *inside, const char *name);
 
 /** An operation that moves nothing: a view and its like. */
 static inline bool gg_is_view(const gg_api *api, const gg_tensor *t)

@@ -92,6 +92,7 @@ static gg_registry *load(kvl_plugin *p, const void *inside)
     if (!gg_open(&p->gg, inside, why))
         return refuse(why);
     p->is_loaded = 1;
+    kvl_card_open(p);
     p->told_at = kvf_now_seconds();
     kvl_say("loaded into llama.cpp (ggml %s, backend interface %d)", p->gg.version,
             p->gg.api_version);

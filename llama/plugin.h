@@ -10,6 +10,7 @@
 
 #include <pthread.h>
 
+#include "card.h"
 #include "chains.h"
 #include "ggml_abi.h"
 #include "llama_settings.h"
@@ -26,7 +27,8 @@
     X(MEMORY, "memory", "there is not enough memory")                                              \
     X(ROOM, "room", "more blocks are in use than there is room for")                               \
     X(PARAMS, "params", "the library does not have this scale, cap or sinks")                      \
-    X(RANGE, "range", "a number is beyond F16")
+    X(RANGE, "range", "a number is beyond F16")                                                    \
+    X(CARD, "card", "its keys and values are on the card")
 
 #define KVL_REASON(name, key, text) KVL_##name,
 typedef enum kvl_reason {
@@ -70,6 +72,7 @@ typedef struct kvl_shape {
     uint32_t query_heads, kv_heads, head_dim, value_dim;
     uint32_t cells, streams; /* cells of a stream */
     uint32_t is_wide;        /* cells of another type than F16: the library gets them in F32 */
+    uint32_t is_off_card;    /* its steps run on llama.cpp's card */
 } kvl_shape;
 
 /** Layers of one shape in a buffer: a kvf_blocks beside llama.cpp's tensors. */
@@ -80,6 +83,7 @@ struct kvl_cache {
     kvl_reason refused; /* KVL_SERVED as long as it is not */
     uint32_t said;      /* bits of reasons */
     /* of an open one */
+    kvf_runtime *runtime;
     kvf_blocks *blocks;
     kvf_stream *stream;
     void *codes;
@@ -88,14 +92,17 @@ struct kvl_cache {
     char *scratch; /* of the arrays that follow, and the chains */
     kvl_row *rows; /* [rows_max] */
     uint32_t rows_count;
-    uint64_t *sets; /* [rows_max + 1][cells / 64] */
-    int32_t *table; /* [rows_max][table_stride] */
-    int32_t *lengths;
-    float *q;            /* [rows_max] */
-    char *put_k, *put_v; /* [KVL_PUT], as the two that follow */
-    size_t *put_cells;
-    int64_t *put_slots;
+    uint64_t *sets;    /* [rows_max + 1][cells / 64] */
+    size_t *put_cells; /* [KVL_PUT], as those of a put that follow */
     char *chains_memory;
+    /* what the library reads lies in memory that its device reads, too */
+    char *shared;
+    ptrdiff_t to_device; /* from an address of it to the device's */
+    int32_t *table;      /* [rows_max][table_stride] */
+    int32_t *lengths;
+    float *q; /* [rows_max] */
+    char *put_k, *put_v;
+    int64_t *put_slots;
 };
 
 /** A buffer whose functions we stand in for, and what is known of the tensors in it. */
@@ -103,23 +110,25 @@ typedef struct kvl_buffer {
     struct kvl_buffer *next;
     gg_buffer *buffer;
     gg_buffer_i original;
+    int is_off_card; /* the host's, instead of the card's */
     kvl_layer *layers;
     kvl_cache *caches;
 } kvl_buffer;
 
-typedef struct kvl_plugin {
+struct kvl_plugin {
     pthread_mutex_t lock;
     int is_loaded;
     gg_api gg;
     kvl_settings settings;
-    kvf_runtime *runtime;
-    int threads; /* as llama.cpp said last */
+    kvl_card card;
+    kvf_runtime *runtime; /* on the host */
+    int threads;          /* as llama.cpp said last */
     kvl_buffer *buffers;
     kvl_counts counts;
     double told_at; /* the latest summary */
     uint32_t said;  /* bits of reasons, where no cache is known */
     int no_counts;  /* for a control of tests: no write is seen */
-} kvl_plugin;
+};
 
 /** The plug-in of this process. */
 kvl_plugin *kvl_the_plugin(void);
@@ -145,6 +154,8 @@ typedef struct kvl_plan {
 kvf_status kvl_plan_make(kvf_runtime *runtime, const kvl_settings *settings, kvl_cache *cache,
                          kvl_plan *plan, kvf_error *error);
 
+/** A buffer, whose functions are ours from now on. NULL without memory. */
+kvl_buffer *kvl_buffer_of(kvl_plugin *p, gg_buffer *buffer);
 /** The layer of keys, known from now on, as its buffer is. NULL without memory. */
 kvl_layer *kvl_layer_of(kvl_plugin *p, const gg_tensor *keys);
 /** The layer of keys or values; NULL = it is not known. */
@@ -153,6 +164,11 @@ kvl_layer *kvl_find_layer(kvl_plugin *p, const gg_tensor *of);
 kvl_reason kvl_learn(kvl_plugin *p, kvl_layer *layer, const gg_tensor *node);
 /** Open the layer's cache, once. @return KVL_SERVED, or why it is left */
 kvl_reason kvl_cache_ready(kvl_plugin *p, kvl_layer *layer);
+/** An address of the arrays that the device reads, as the library gets it. */
+static inline void *kvl_shared(const kvl_cache *cache, void *at)
+{
+    return (void *)((uintptr_t)at + (uintptr_t)cache->to_device);
+}
 /** Close what the library has of it; the next step opens it anew. */
 void kvl_cache_reset(kvl_plugin *p, kvl_cache *cache);
 /** Cells of a layer, numbered over all streams, were written. */
@@ -169,9 +185,9 @@ gg_registry *kvl_registry(const gg_api *gg);
 
 typedef enum kvl_outcome { KVL_DONE, KVL_VERIFY, KVL_LEFT, KVL_FAILED } kvl_outcome;
 /** FLASH_ATTN_EXT on a cache: done, done and to be verified, left to llama.cpp, or failed. */
-kvl_outcome kvl_attend(kvl_plugin *p, gg_tensor *node);
-/** Compare the output of a step with the node's, which is llama.cpp's own by now. */
-void kvl_compare(kvl_plugin *p, const gg_tensor *node, const float *own);
+kvl_outcome kvl_attend(kvl_plugin *p, kvl_copies *copies, gg_tensor *node);
+/** Compare the output of a step with llama.cpp's own. */
+void kvl_compare(kvl_plugin *p, const gg_tensor *node, const float *theirs, const float *own);
 
 /* resident.c */
 

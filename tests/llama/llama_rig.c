@@ -23,6 +23,7 @@ static char said[65536];
 void rig_listen(void)
 {
     fflush(stderr);
+
     caught = tmpfile();
     own_stderr = dup(STDERR_FILENO);
     dup2(fileno(caught), STDERR_FILENO);
@@ -56,7 +57,10 @@ void rig_unload(void)
     kvl_plugin *p = kvl_the_plugin();
     assert_null(p->buffers);
     kvf_runtime_close(p->runtime);
+    kvf_runtime_close(p->card.runtime);
     p->runtime = NULL;
+    p->card = (kvl_card){0};
+    standin_cards_reset();
     p->counts = (kvl_counts){0};
     p->is_loaded = p->no_counts = 0;
     p->said = 0;
@@ -79,13 +83,21 @@ void rig_make_cache(rig *r)
         all[2 * l] = r->k[l];
         all[2 * l + 1] = r->v[l];
     }
-    r->buffer = standin_place(all, 2 * RIG_LAYERS);
+    r->buffer = r->has_card ? standin_allocate(standin_card_type(), all, 2 * RIG_LAYERS)
+                            : standin_place(all, 2 * RIG_LAYERS);
     standin_clear(r->buffer, 0); /* as llama.cpp does it */
     gg_buffer_i plain = r->buffer->iface;
+    if (r->has_card) /* it was known before anybody attended to it */
+        plain = kvl_the_plugin()->buffers->original;
     reserve(r);
     plain.free_buffer = r->buffer->iface.free_buffer;
     if (r->o.no_hooks)
         r->buffer->iface = plain;
+}
+
+int rig_has_card(void)
+{
+    return getenv("KVF_TEST_CARD") != NULL;
 }
 
 rig *rig_open(const rig_options *options)
@@ -93,7 +105,10 @@ rig *rig_open(const rig_options *options)
     rig *r = calloc(1, sizeof *r);
     r->o = *options;
     r->random = 7;
+    r->has_card = rig_has_card();
     if (!kvl_the_plugin()->is_loaded) {
+        if (r->has_card)
+            standin_cards_reset(), standin_card.count = 1;
         rig_listen();
         assert_non_null(rig_load(options->setting ? options->setting : "budget=full"));
         rig_said();
@@ -142,6 +157,29 @@ static gg_tensor *random_rows(rig *r, gg_context *context, int64_t a, int64_t b,
     return t;
 }
 
+/* A tensor with data of the host goes to the card, with what it has or without. @return its data
+ * there */
+static void *to_card(const rig *r, gg_tensor *t, int with_data)
+{
+    void *data = t->data;
+    if (!r->has_card)
+        return data;
+    t->data = NULL;
+    standin_allocate(standin_card_type(), &t, 1);
+    if (with_data)
+        standin_enqueue(t, data, ggml_nbytes(t));
+    return data;
+}
+
+static void off_card(const rig *r, gg_tensor *t, void *data)
+{
+    if (!r->has_card)
+        return;
+    ggml_backend_buffer_free(t->buffer);
+    t->buffer = NULL;
+    t->data = data;
+}
+
 static int set_rows(rig *r, gg_tensor *cache, const int64_t *cells, int count)
 {
     gg_context *context = ggml_init((gg_init_params){0});
@@ -157,7 +195,9 @@ static int set_rows(rig *r, gg_tensor *cache, const int64_t *cells, int count)
     node->src[1] = numbers;
     node->view_src = cache;
     node->data = cache->data;
+    void *data = to_card(r, rows, 1);
     const int status = run(r, context, node);
+    off_card(r, rows, data);
     free(rows->data);
     ggml_free(context);
     return status;
@@ -241,7 +281,12 @@ int rig_attend(rig *r, int layer, int tokens, int first, int streams, rig_set *s
     if (r->spoil)
         r->spoil(node);
     const uint64_t before = __atomic_load_n(&standin_computed, __ATOMIC_RELAXED);
+    void *queries = to_card(r, q, 1), *out = to_card(r, node, 0);
     const int status = run(r, context, node);
+    off_card(r, q, queries);
+    if (r->has_card)
+        ggml_backend_tensor_get(node, out, 0, ggml_nbytes(node));
+    off_card(r, node, out);
     r->by_kvferry = __atomic_load_n(&standin_computed, __ATOMIC_RELAXED) == before;
     for (int row = 0; status == GG_SUCCESS && !r->spoil && row < tokens * streams; row++) {
         const double difference = rig_plain_difference(node, row % tokens, row / tokens);

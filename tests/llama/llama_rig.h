@@ -10,6 +10,7 @@
 
 #include "plugin.h"
 #include "standin.h"
+#include "standin_card.h"
 #include "unit.h"
 
 enum { RIG_LAYERS = 2, RIG_CELLS = 256, RIG_HEADS = 4, RIG_KV = 2, RIG_DIM = 32, RIG_ROWS = 64 };
@@ -35,6 +36,7 @@ typedef struct rig {
     gg_backend *backend, *cpu;
     gg_tensor *k[RIG_LAYERS], *v[RIG_LAYERS];
     gg_buffer *buffer;
+    int has_card; /* queries, outputs and rows are on the card */
     uint64_t random;
     /* of the latest attention */
     float out[RIG_ROWS * RIG_HEADS * RIG_DIM];
@@ -53,6 +55,9 @@ const char *rig_said(void);
 /** From here to rig_said standard error is caught. */
 void rig_listen(void);
 void rig_unload(void);
+
+/** Whether rigs have a card: KVF_TEST_CARD is set. Their caches are llama.cpp's own on it. */
+int rig_has_card(void);
 
 /** A cache of another context, its tensors in a buffer of their own. */
 void rig_make_cache(rig *r);

@@ -13,6 +13,7 @@
 
 #include "cell_numbers.h"
 #include "common/convert.h"
+#include "standin_card.h"
 
 struct gg_context {
     void *made[4096];
@@ -344,23 +345,22 @@ static void clear(gg_buffer *buffer, uint8_t value)
     memset(buffer->context, value, buffer->size);
 }
 
-struct gg_buffer_type {
-    int unused;
-};
-static gg_buffer_type cpu_type;
+static void *cpu_type; /* nobody asks it for anything */
 
 gg_buffer_type *ggml_backend_cpu_buffer_type(void)
 {
-    return &cpu_type;
+    return (gg_buffer_type *)(void *)&cpu_type;
 }
 
 bool ggml_backend_buft_is_host(gg_buffer_type *type)
 {
-    return type == &cpu_type;
+    return type == ggml_backend_cpu_buffer_type();
 }
 
 gg_buffer *ggml_backend_buft_alloc_buffer(gg_buffer_type *type, size_t size)
 {
+    if (type == standin_card_type())
+        return standin_card_alloc(size);
     gg_buffer *b = calloc(1, sizeof *b);
     b->iface = (gg_buffer_i){.free_buffer = free_buffer,
                              .base = base,
@@ -396,7 +396,7 @@ gg_buffer *standin_place(gg_tensor *const *tensors, int count)
     size_t bytes = 0;
     for (int i = 0; i < count; i++)
         bytes += ggml_nbytes(tensors[i]);
-    gg_buffer *b = ggml_backend_buft_alloc_buffer(&cpu_type, bytes);
+    gg_buffer *b = ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), bytes);
     char *data = b->context;
     for (int i = 0; i < count; i++) {
         tensors[i]->data = data;
@@ -461,7 +461,7 @@ static bool supports_all(gg_device *device, const gg_tensor *op)
 static bool supports_buffer(gg_device *device, gg_buffer_type *type)
 {
     (void)device;
-    return type == &cpu_type;
+    return ggml_backend_buft_is_host(type);
 }
 
 static gg_registry cpu_registry = {.api_version = 42, .iface.get_proc_address = cpu_proc};
@@ -472,6 +472,8 @@ static gg_device cpu_device = {.iface = {.get_type = cpu_device_type,
 
 gg_registry *ggml_backend_reg_by_name(const char *name)
 {
+    if (!strcmp(name, "CUDA"))
+        return standin_cuda_registry();
     return strcmp(name, "CPU") == 0 && broken != STANDIN_NO_CPU ? &cpu_registry : NULL;
 }
 
@@ -495,6 +497,11 @@ gg_backend *ggml_backend_init_by_type(int type, const char *params)
     b->iface = (gg_backend_i){.get_name = cpu_name, .free = cpu_free, .graph_compute = compute};
     b->device = &cpu_device;
     return b;
+}
+
+gg_device *standin_cpu_device(void)
+{
+    return &cpu_device;
 }
 
 gg_backend *standin_cpu(void)

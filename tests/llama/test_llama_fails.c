@@ -51,6 +51,8 @@ WRAP(kvf_blocks_extend_sized,
       kvf_stream *stream),
      (b, args, size, rows, stream))
 WRAP(kvf_stream_wait, (kvf_stream * stream), (stream))
+WRAP(kvf_pinned_alloc, (kvf_runtime * runtime, size_t bytes, void **host, void **device),
+     (runtime, bytes, host, device))
 
 kvf_status __real_kvf_blocks_open(kvf_runtime *runtime, const kvf_blocks_config *config,
                                   kvf_blocks **out, kvf_error *error);

@@ -492,6 +492,11 @@ static void contexts_run_in_threads(void **unused)
 
 int main(void)
 {
+    if (rig_has_card()) /* what is left of it depends on where it is */
+        return unit_run(no_output_is_wrong, no_prompt_is_wrong, without_proofs_outputs_are_wrong,
+                        verify_sees_what_is_wrong, scales_may_change,
+                        values_beyond_f16_leave_the_cache, attention_that_is_off_is_said,
+                        contexts_run_in_threads);
     return unit_run(no_output_is_wrong, no_prompt_is_wrong, without_proofs_outputs_are_wrong,
                     steps_are_served_and_prompts_left, verify_sees_what_is_wrong, scales_may_change,
                     what_is_not_understood_is_left, values_beyond_f16_leave_the_cache,

@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVL_CARD_H
+#define KVL_CARD_H
+
+/*
+ * llama.cpp's card: which of its buffers lie in host memory instead, and tensors of the card for
+ * the CPU.
+ */
+
+#include "ggml_abi.h"
+#include "llama_settings.h"
+
+typedef struct kvl_plugin kvl_plugin;
+
+/** The one GPU of llama.cpp, as far as caches are taken off it. */
+typedef struct kvl_card {
+    gg_buffer_type *type; /* of its memory; NULL = there is none that is served */
+    kvf_runtime *runtime; /* of the library, on it */
+    int (*wait)(void);    /* for all of its work */
+    /* functions of the buffer type before ours */
+    gg_buffer *(*alloc_buffer)(gg_buffer_type *type, size_t bytes);
+    size_t (*alloc_size)(gg_buffer_type *type, const gg_tensor *tensor);
+    /* cells whose sizes were asked for, one after the other, and nothing else since */
+    char first[GG_NAME];
+    size_t bytes;
+    uint32_t keys, values;
+} kvl_card;
+
+/** Look for a card, once ggml is known: its caches are taken off it from now on. */
+void kvl_card_open(kvl_plugin *p);
+
+/** Whether this is a tensor of cells that belongs into host memory. */
+bool kvl_is_for_host(const kvl_plugin *p, const gg_tensor *t);
+
+/** Wait for what llama.cpp enqueued on the card, whether its scheduler did or not. */
+void kvl_card_wait(const kvl_plugin *p);
+
+/** Whether memory of this type is the card's. */
+bool kvl_is_card_type(const kvl_plugin *p, const gg_buffer_type *type);
+bool kvl_is_on_card(const kvl_plugin *p, const gg_tensor *t);
+
+/** Copies of tensors of the card, for a while. All zero at first. */
+typedef struct kvl_copies {
+    struct kvl_copy *newest;
+} kvl_copies;
+
+/** Data of a tensor for the CPU: its own memory, or a copy. NULL without memory. */
+void *kvl_on_host(const kvl_plugin *p, kvl_copies *copies, const gg_tensor *t);
+void kvl_copies_free(kvl_copies *copies);
+
+/** The whole of a tensor from memory of the host, wherever it lies. */
+void kvl_write(const kvl_plugin *p, gg_tensor *t, const void *from);
+
+/** Tensors of a node whose data are copies. */
+typedef struct kvl_lent {
+    gg_tensor *tensors[GG_SOURCES + 1];
+    void *own[GG_SOURCES + 1];
+    int count;
+} kvl_lent;
+
+/** Let the CPU compute a node: its tensors on the card have copies until kvl_take_back, which
+ * writes the output. @return 0 without memory, and nothing is lent */
+int kvl_lend(const kvl_plugin *p, kvl_copies *copies, gg_tensor *node, kvl_lent *lent);
+void kvl_take_back(const kvl_plugin *p, gg_tensor *node, kvl_lent *lent);
+
+#endif

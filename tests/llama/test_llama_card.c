@@ -1,0 +1,250 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * KV caches off llama.cpp's card: which buffers are taken, what is left alone by name, and that
+ * nothing is read before llama.cpp's work on the card is done. Without an emulated device, that the
+ * card is left alone.
+ */
+
+#include "llama_rig.h"
+
+#define ROUNDING 0.01
+
+/* Load with the cards that standin_card describes. @return what is said */
+static const char *said_at_load(const char *setting)
+{
+    rig_listen();
+    assert_non_null(rig_load(setting));
+    return rig_said();
+}
+
+static void without_a_card_nothing_is_said(void **state)
+{
+    (void)state;
+    standin_cards_reset();
+    assert_null(strstr(said_at_load("budget=full"), "KV caches"));
+    assert_null(kvl_the_plugin()->card.type);
+    rig_unload();
+}
+
+static void a_card_that_cannot_serve_is_left(void **state)
+{
+    (void)state;
+    const struct {
+        standin_cards cards;
+        const char *why;
+    } cases[] = {
+        {{.count = 2}, "there are several"},
+        {{.count = 1, .is_other = 1}, "it is not one of CUDA"},
+        {{.count = 1, .is_misread = 1}, "struct ggml_backend_buffer_type has another layout"},
+        {{.count = 1}, ""} /* without a device of the library's */
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases - (size_t)standin_has_device(); i++) {
+        standin_cards_reset();
+        standin_card = cases[i].cards;
+        standin_card.functions = 6;
+        const char *text = said_at_load("budget=full");
+        assert_non_null(strstr(text, "KV caches on CUDA0 are left to llama.cpp: "));
+        if (standin_has_device() || i < 2)
+            assert_non_null(strstr(text, cases[i].why));
+        assert_null(kvl_the_plugin()->card.type);
+        rig_unload();
+    }
+}
+
+/* ---- with a device ---- */
+
+typedef struct tensors {
+    gg_context *context;
+    gg_tensor *all[8];
+    int count;
+} tensors;
+
+static void add(tensors *t, const char *name, int type, int64_t width, int64_t cells)
+{
+    gg_tensor *made = standin_tensor(t->context, type, width, cells, 1, 1);
+    t->all[t->count++] = ggml_set_name(made, name);
+}
+
+/* Whether a buffer of these is the host's. It goes at once. */
+static int is_taken(const tensors *t, size_t more)
+{
+    gg_buffer_type *type = standin_card_type();
+    const uint64_t before = standin_card.allocated;
+    gg_buffer *b;
+    if (more) { /* another size than theirs */
+        size_t bytes = more;
+        for (int i = 0; i < t->count; i++)
+            bytes += ggml_backend_buft_get_alloc_size(type, t->all[i]);
+        b = ggml_backend_buft_alloc_buffer(type, bytes);
+    } else {
+        b = standin_allocate(type, t->all, t->count);
+    }
+    const int taken = ggml_backend_buft_is_host(b->buft);
+    assert_int_equal(standin_card.allocated - before, !taken);
+    ggml_backend_buffer_free(b);
+    return taken;
+}
+
+static void caches_of_many_cells_are_taken(void **state)
+{
+    (void)state;
+    enum { BUDGET = 512 };
+    for (uint32_t functions = 6; functions <= 8; functions++) {
+        standin_card.functions = functions;
+        standin_cards_reset();
+        standin_card.count = 1;
+        const char *text = said_at_load("budget=512");
+        assert_non_null(strstr(text, "more cells than the budget go from CUDA0 to host memory"));
+        const struct {
+            const char *names[3];
+            int type;
+            int64_t cells;
+            size_t more;
+            int taken;
+        } cases[] = {
+            {{"cache_k_l0", "cache_v_l0"}, GG_F16, 1024, 0, 1},
+            {{"cache_k_l0", "cache_v_l0"}, GG_Q8_0, 1024, 0, 1},
+            {{"cache_k_l0", "cache_v_l0"}, GG_F16, 1024, 128, 0},
+            {{"cache_k_l0", "cache_v_l0"}, GG_F16, BUDGET, 0, 0}, /* attended whole */
+            {{"cache_k_l0"}, GG_F16, 1024, 0, 0},                 /* latent keys */
+            {{"cache_r_l0", "cache_s_l0"}, GG_F16, 1024, 0, 0},   /* recurrent states */
+            {{"cache_k_l0", "cache_v_l0"}, GG_F32, 1024, 0, 0},
+            {{"cache_k_l0", "cache_v_l0", "other"}, GG_F16, 1024, 0, 0},
+            {{"other", "cache_k_l0", "cache_v_l0"}, GG_F16, 1024, 0, 0},
+        };
+        for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+            tensors t = {.context = ggml_init((gg_init_params){0})};
+            for (int n = 0; n < 3 && cases[i].names[n]; n++)
+                add(&t, cases[i].names[n], cases[i].type, 64, cases[i].cells);
+            for (int turn = 0; turn < 2; turn++) { /* the second one is known anew */
+                ggml_backend_buft_get_alloc_size(standin_card_type(), t.all[0]); /* asked alone */
+                assert_int_equal(is_taken(&t, cases[i].more), cases[i].taken);
+            }
+            ggml_free(t.context);
+        }
+        assert_null(kvl_the_plugin()->buffers);
+        rig_unload();
+    }
+    standin_card.functions = 6;
+    standin_cards_reset();
+}
+
+/* A cache that was taken is served on the card; one in the host's memory beside it on the host. */
+static void caches_are_served_where_they_are(void **state)
+{
+    (void)state;
+    setenv("KVF_TEST_CARD", "1", 1);
+    for (int on_card = 0; on_card < 2; on_card++) {
+        rig *r = rig_open(&(rig_options){.setting = "budget=full rows=4"});
+        rig_set sets[6] = {{0}};
+        rig_listen();
+        if (!on_card) { /* as with -nkvo: tensors of the pass are on the card, the cache is not */
+            ggml_backend_buffer_free(r->buffer);
+            r->has_card = 0;
+            rig_make_cache(r);
+            r->has_card = 1;
+        }
+        for (int64_t cell = 0; cell < 80; cell++) {
+            rig_add(sets[0], (uint32_t)cell);
+            assert_int_equal(rig_pass(r, &cell, 1, 1, 0, 1, sets), GG_SUCCESS);
+            assert_true(r->by_kvferry);
+        }
+        for (int row = 5; row >= 0; row--) { /* a prompt of 6 rows, which is a chunk */
+            if (row)
+                memcpy(sets[row], sets[0], sizeof sets[0]);
+            for (uint32_t cell = 80; cell > 75 + (uint32_t)row; cell--)
+                rig_take(sets[row], cell - 1);
+        }
+        r->attentions = 1; /* with queries as llama.cpp has them */
+        assert_int_equal(rig_attend(r, 0, 6, 0, 1, sets), GG_SUCCESS);
+        assert_true(r->by_kvferry == on_card);
+        assert_true(r->worst < ROUNDING);
+        rig_close(r);
+        assert_true(!strstr(rig_said(), "serving 2 layers on the card") == !on_card);
+        rig_unload();
+    }
+    unsetenv("KVF_TEST_CARD");
+}
+
+static void alibi(gg_tensor *node)
+{
+    const float bias = 8.0f;
+    memcpy(&node->op_params[1], &bias, sizeof bias);
+}
+
+/* The CPU computes it from copies, and its output goes back to the card. */
+static void what_is_left_has_llamas_bits(void **state)
+{
+    (void)state;
+    setenv("KVF_TEST_CARD", "1", 1);
+    float own[RIG_HEADS * RIG_DIM];
+    rig_set set[1] = {{0}};
+    rig *r = rig_open(&(rig_options){0});
+    rig_listen();
+    for (int64_t cell = 0; cell < 70; cell++) {
+        rig_add(set[0], (uint32_t)cell);
+        assert_int_equal(rig_pass(r, &cell, 1, 1, 0, 1, set), GG_SUCCESS);
+    }
+    r->spoil = alibi;
+    for (int on_card = 1; on_card >= 0; on_card--) {
+        r->has_card = on_card;
+        r->random = 99;
+        gg_backend *ours = r->backend;
+        if (!on_card)
+            r->backend = r->cpu;
+        assert_int_equal(rig_attend(r, 1, 1, 0, 1, set), GG_SUCCESS);
+        assert_false(r->by_kvferry);
+        r->backend = ours;
+        if (on_card)
+            memcpy(own, r->out, sizeof own);
+    }
+    assert_memory_equal(own, r->out, sizeof own);
+    rig_close(r);
+    assert_non_null(strstr(rig_said(), "ALiBi"));
+    rig_unload();
+    unsetenv("KVF_TEST_CARD");
+}
+
+static int does_not_wait(void)
+{
+    return 0;
+}
+
+/* The largest error of steps whose queries and rows come late. */
+static double late_steps(int waits)
+{
+    setenv("KVF_TEST_CARD", "1", 1);
+    rig *r = rig_open(&(rig_options){0});
+    rig_set set[1] = {{0}};
+    rig_listen();
+    standin_card.delay = 2000000;
+    if (!waits)
+        kvl_the_plugin()->card.wait = does_not_wait;
+    for (int64_t cell = 0; cell < 12; cell++) {
+        rig_add(set[0], (uint32_t)cell);
+        assert_int_equal(rig_pass(r, &cell, 1, 1, 0, 1, set), GG_SUCCESS);
+    }
+    const double worst = r->worst;
+    rig_close(r);
+    rig_said();
+    rig_unload();
+    unsetenv("KVF_TEST_CARD");
+    return worst;
+}
+
+static void work_on_the_card_is_waited_for(void **state)
+{
+    (void)state;
+    assert_true(late_steps(1) < ROUNDING);
+    assert_false(late_steps(0) < ROUNDING);
+}
+
+int main(void)
+{
+    if (!standin_has_device())
+        return unit_run(without_a_card_nothing_is_said, a_card_that_cannot_serve_is_left);
+    return unit_run(without_a_card_nothing_is_said, a_card_that_cannot_serve_is_left,
+                    caches_of_many_cells_are_taken, caches_are_served_where_they_are,
+                    what_is_left_has_llamas_bits, work_on_the_card_is_waited_for);
+}
