@@ -5,8 +5,9 @@
 Two models are asked: a real language model about a manual of Perl with numbers between its
 paragraphs (real_model.py, eval_texts.py), where the cache of the user or the network has it, and
 the recall model about a document of its own language (examples/recall/generate.py). Each method is
-one run of the kvferry command: one prefill, then every question on a fork of the document's
-sequence. Everything in the tables comes from these runs: answers from the command's standard
+one run of the kvferry command, which asks every question on a fork of the document's sequence. The
+first run saves that sequence, and others go on from it, unless a method chooses its static set as the
+document is read. Everything in the tables comes from these runs: answers from the command's standard
 output, figures from its --stats file.
 """
 import argparse
@@ -33,6 +34,7 @@ METHODS = {
     "streaming": ["--select", "streaming"],
 }
 REAL_METHODS = ("full", "codes", "streaming")  # a prefill takes longer there
+READ_AGAIN = ("boxes", "static")  # the document's own queries choose their static set
 REAL_DOCUMENT = 0  # of eval_texts
 COLUMNS = [
     # title, unit, alignment
@@ -65,6 +67,12 @@ class Screen:
             sys.stderr.flush()
 
 
+def can_save(command):
+    """Whether this build has checksums, without which the library saves nothing."""
+    told = subprocess.run([command, "info", "--json"], stdout=subprocess.PIPE, text=True, check=True)
+    return any(p["name"] == "xxHash" and p["present"] for p in json.loads(told.stdout)["parts"])
+
+
 class Scene:
     """A model, a document, and what is asked: [(question, answer)]."""
 
@@ -74,6 +82,7 @@ class Scene:
         os.makedirs(folder, exist_ok=True)
         self.document = self.save("document.txt", text)
         self.questions = self.save("questions.txt", "".join(q + "\n" for q, _ in asked))
+        self.saved = os.path.join(folder, "document.kvs")
 
     def save(self, name, text):
         path = os.path.join(self.folder, name)
@@ -84,7 +93,11 @@ class Scene:
     def run(self, args, method):
         """(answers, statistics) of one run of the command."""
         stats = os.path.join(self.folder, method + ".json")
-        command = [args.kvferry, "run", "--model", self.model, "--prompt-file", self.document,
+        document = ["--prompt-file", self.document]
+        if args.can_save and method not in READ_AGAIN:
+            document = ["--load", self.saved, "--reselect"] if os.path.exists(self.saved) \
+                else [*document, "--save", self.saved]
+        command = [args.kvferry, "run", "--model", self.model, *document,
                    "--ask", self.questions, "-n", str(self.answer_tokens), *METHODS[method],
                    "--budget", str(args.budget), "--transfer", args.transfer, "--stats", stats]
         run = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -219,6 +232,7 @@ def main():
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--keep", metavar="FOLDER", help="keep documents, questions, statistics")
     args = parser.parse_args()
+    args.can_save = can_save(args.kvferry)
     screen = Screen()
     folder = args.keep or tempfile.mkdtemp(prefix="kvferry-demo-")
     try:
