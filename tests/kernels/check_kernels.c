@@ -98,7 +98,7 @@ static void missing(check *c, const char *family)
 }
 
 /* References that take long, and write no pointers. */
-static const char remembered[] = "score,score_codes,score_centroids,attend,prefill";
+static const char remembered[] = "score,score_codes,score_centroids,topk,attend,prefill";
 static check_memory memories[sizeof checks / sizeof *checks];
 
 /* `has`: what the instruction set has; NULL = all. */
