@@ -254,32 +254,6 @@ static void append_only_prefill_leaves_the_same_cache(void **state)
     test_tokens_free(&t);
 }
 
-/* Without queries of the prompt the first static set comes from the first steps; nothing breaks. */
-static void append_only_prefill_then_sparse_decode(void **state)
-{
-    const uint64_t seed = test_seed(47);
-    kvf_cache_config c = test_config_small();
-    test_tokens t;
-    test_world w;
-    test_open(&w, &t, &c, &(test_tokens_spec){.count = 440, .seed = seed, .sharpness = 1.0f});
-    kvf_sequence *s = test_sequence(&w);
-    float(*out)[256] = test_scratch(40 * sizeof *out);
-    float(*lse)[4] = test_scratch(40 * sizeof *lse);
-    test_prefill(&w, s, &t, &(test_range){.count = 400, .chunk = 128, .append_only = 1}, NULL);
-    for (uint32_t i = 0; i < 40; i++)
-        test_decode(&w, s, &t, 0, 400 + i, out[i], lse[i]);
-    test_wait(&w);
-    for (uint32_t i = 0; i < 40; i++)
-        for (uint32_t j = 0; j < 4; j++)
-            assert_true(isfinite(lse[i][j]));
-    kvf_stats stats;
-    kvf_cache_stats(w.cache, &stats);
-    assert_int_equal(stats.steps, 40);
-    assert_true(stats.tokens_attended <= 40u * 2u * c.budget_tokens);
-    assert_true(stats.tokens_attended >= 40u * 2u * (c.sink_tokens + c.local_tokens));
-    test_close(&w, &t);
-}
-
 static kvf_status params_row(void *user, char *change, size_t size, kvf_error *error)
 {
     const test_world *w = user;
@@ -357,6 +331,5 @@ int main(void)
     return unit_run(full_budget_is_dense, bad_forms_are_named, a_step_has_the_sinks_of_its_time,
                     head_dims_are_multiples_of_16, values_are_narrower, a_gpu_takes_some_head_dims,
                     full_selection_is_dense_whatever_the_budget, decode_from_the_first_token,
-                    chunks_do_not_matter, append_only_prefill_leaves_the_same_cache,
-                    append_only_prefill_then_sparse_decode);
+                    chunks_do_not_matter, append_only_prefill_leaves_the_same_cache);
 }
