@@ -167,27 +167,6 @@ static void a_gpu_takes_some_head_dims(void **state)
     test_world_close(&w);
 }
 
-static void full_selection_is_dense_whatever_the_budget(void **state)
-{
-    const uint64_t seed = test_seed(31);
-    static const kvf_transfer methods[] = {KVF_TRANSFER_DIRECT, KVF_TRANSFER_GATHER};
-    for (size_t i = 0; i < 2; i++) {
-        test_scenario sc = {.cc = test_config_small(),
-                            .tokens = {.seed = seed, .sharpness = 2.0f},
-                            .prompt = 300,
-                            .steps = 40,
-                            .chunk = 128};
-        sc.cc.select = KVF_SELECT_FULL;
-        sc.cc.transfer = methods[i];
-        test_trace trace;
-        test_run(&sc, &trace);
-        check_against_dense(&sc, &trace, "FULL");
-        assert_int_equal(trace.stats.tokens_attended, 2u * (40u * 300u + 40u * 41u / 2u));
-        assert_int_equal(trace.stats.tokens_held, trace.stats.tokens_attended);
-        test_trace_free(&trace);
-    }
-}
-
 /* A prompt of nothing: the first token of a sequence may be a decode step. */
 static void decode_from_the_first_token(void **state)
 {
@@ -330,6 +309,6 @@ int main(void)
 {
     return unit_run(full_budget_is_dense, bad_forms_are_named, a_step_has_the_sinks_of_its_time,
                     head_dims_are_multiples_of_16, values_are_narrower, a_gpu_takes_some_head_dims,
-                    full_selection_is_dense_whatever_the_budget, decode_from_the_first_token,
-                    chunks_do_not_matter, append_only_prefill_leaves_the_same_cache);
+                    decode_from_the_first_token, chunks_do_not_matter,
+                    append_only_prefill_leaves_the_same_cache);
 }
