@@ -57,7 +57,7 @@ static __global__ void __launch_bounds__(FOLD_THREADS)
     const uint32_t page = blockIdx.x * FOLD_THREADS + threadIdx.x, output = blockIdx.y;
     kvf_wait_for_earlier();
     kvf_let_next_start();
-    if (page >= a.pages[(size_t)output * a.pages_step])
+    if (page >= a.pages[output])
         return;
     const float *rows = a.scores + (size_t)output * a.rows * a.pages_max + page;
     float x = 0.0f;
@@ -129,7 +129,7 @@ static __global__ void __launch_bounds__(WARPS_MAX *KVF_WARP_LANES)
     weight *parts = (weight *)kvf_shared(), *shares = parts + (size_t)a.rows * count;
     kvf_wait_for_earlier();
     kvf_let_next_start();
-    const uint32_t pages = a.pages[(size_t)output * a.pages_step];
+    const uint32_t pages = a.pages[output];
     const uint32_t part = (uint32_t)kvf_round_up(kvf_div_ceil_u32(pages, count), KVF_WARP_LANES);
     for (uint32_t i = warp; i < a.rows * count; i += warps) {
         const uint32_t begin = kvf_min_u32(pages, i % count * part);

@@ -128,7 +128,7 @@ static void reduce_rows(const kvf_reduce_args *a, const float *rows, float *out,
 void KVF_SIMD_NAME(reduce)(const void *args, uint32_t task)
 {
     const kvf_reduce_args *a = args;
-    const uint32_t pages = a->pages[(size_t)task * a->pages_step];
+    const uint32_t pages = a->pages[task];
     const float *rows = a->scores + (size_t)task * a->rows * a->pages_max;
     float *out = a->out + (size_t)task * a->pages_max;
     if (a->kind != KVF_GROUP_MEAN_SOFTMAX) {

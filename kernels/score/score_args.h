@@ -83,7 +83,7 @@ KVF_TASKS(score, kvf_score_args, kvf_div_ceil_u32(a->pages_max, KVF_SCORE_PAGES)
 
 /* ---- reduce: scores of query heads into scores of lists ----
  * out[o, p] over the `rows` consecutive score rows o*rows .. o*rows+rows-1, for p <
- * pages[o*pages_step]: MEAN_SOFTMAX: mean over rows of softmax_p(scale * score, capped) (a -inf
+ * pages[o]: MEAN_SOFTMAX: mean over rows of softmax_p(scale * score, capped) (a -inf
  * score stays 0 weight; the result of a page whose score is -inf in every row is -INFINITY); MAX:
  * maximum; SUM: sum, with a cap of scale * score, capped. One task per output.
  */
@@ -91,8 +91,7 @@ typedef struct kvf_reduce_args {
     kvf_group_reduce kind;
     uint32_t outputs;
     uint32_t rows;
-    uint32_t pages_max;  /* row stride of scores and of out */
-    uint32_t pages_step; /* pages[] is indexed by output * pages_step */
+    uint32_t pages_max; /* row stride of scores and of out */
     float scale;
     float cap;
     const float *scores;   /* [outputs, rows, pages_max] */

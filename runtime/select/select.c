@@ -33,7 +33,6 @@ static kvf_status filter(kvf_step *step)
                                     .outputs = score_centroids.lists,
                                     .rows = p->group,
                                     .pages_max = score_centroids.stride,
-                                    .pages_step = 1,
                                     .scale = 1.0f,
                                     .cap = kvf_step_attention(step)->cap,
                                     .scores = t->coarse.scores,
@@ -174,7 +173,6 @@ kvf_status kvf_select_score(kvf_step *step)
                                     .rows =
                                         kv_group->config.query_heads / kv_group->dims.choose_lists,
                                     .pages_max = step->stride,
-                                    .pages_step = 1,
                                     .scale = kvf_step_attention(step)->scale,
                                     .cap = kvf_step_attention(step)->cap,
                                     .scores = score.scores,

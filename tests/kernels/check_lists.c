@@ -68,7 +68,6 @@ static void reduce_case(check *c, kvf_group_reduce kind, uint32_t pages, uint32_
     a.pages_max = pages + check_below(c, 9);
     a.outputs = 1 + check_below(c, 3);
     a.rows = check_groups[check_below(c, CHECK_GROUPS)];
-    a.pages_step = check_below(c, 2);
     a.scale = 0.09f;
     a.cap = check_cap(c);
     check_describe(c, "kind=%d outputs=%u rows=%u pages=%u data=%u", (int)kind, a.outputs, a.rows,
