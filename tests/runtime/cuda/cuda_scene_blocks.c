@@ -122,6 +122,31 @@ static kvf_status copy_block(kvf_blocks *blocks, char *memory, kvf_stream *strea
     return status;
 }
 
+/* The newest token of the last layer; exact pages give what was put. */
+static kvf_status read_back(const stage *st, const scene *s, kvf_blocks *blocks, kvf_stream *stream)
+{
+    enum { NEWEST = PROMPT + 1, FLOATS = KV_HEADS * DIM };
+    const block_arrays a = make_arrays();
+    static float put[2][FLOATS]; /* a copy may come late where a wait fails */
+    float got[2][FLOATS];
+    const kvf_blocks_get_args args = {.layer = LAYERS - 1,
+                                      .tokens = 1,
+                                      .k = got[0],
+                                      .v = got[1],
+                                      .slots = a.slots + NEWEST,
+                                      .fp32 = 1};
+    kvf_status status = kvf_memory_copy(
+        stream, put[0], stage_token(st->k, KV_HEADS, LAYERS - 1, NEWEST), sizeof put[0]);
+    if (status == KVF_OK)
+        status = kvf_memory_copy(stream, put[1], stage_token(st->v, KV_HEADS, LAYERS - 1, NEWEST),
+                                 sizeof put[1]);
+    if (status == KVF_OK)
+        status = kvf_blocks_get(blocks, &args, stream);
+    if (status == KVF_OK && s != &quantized_blocks_scene)
+        assert_memory_equal(got, put, sizeof put);
+    return status;
+}
+
 /* A prompt, and steps before and after the copy of its last block. */
 static kvf_status play_blocks(stage *st, const scene *s, float *out)
 {
@@ -144,6 +169,8 @@ static kvf_status play_blocks(stage *st, const scene *s, float *out)
         status = pass(st, blocks, memory, l, PROMPT + 1, PROMPT + 2, stream);
     if (status == KVF_OK)
         status = kvf_memory_copy(stream, out, st->out, OUT_FLOATS * sizeof *out);
+    if (status == KVF_OK)
+        status = read_back(st, s, blocks, stream);
     if (stream) {
         const kvf_status waited = kvf_stream_wait(stream);
         status = status == KVF_OK ? waited : status;
