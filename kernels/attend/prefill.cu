@@ -238,19 +238,30 @@ static __device__ __forceinline__ void load_tile(char *to, const kvf_prefill_ker
 /* A warp's part of its rows; part m, side s: row 16 m + 8 s + lane / 4. */
 template <uint32_t D> struct warp_state {
     float o[plan<D>::parts][kvf_tile<D>::value_dim / 8][4];
-    float s[plan<D>::parts][plan<D>::keys / 8][4]; /* logits, then weights */
+    float s[plan<D>::parts][plan<D>::keys / 8][4];     /* logits */
+    uint32_t p[plan<D>::parts][plan<D>::keys / 16][4]; /* weights, rounded, two in a word */
     float top[plan<D>::parts][2];
     float sum[plan<D>::parts][2]; /* of this lane's columns */
-    uint32_t limit[plan<D>::parts][2];
-    uint32_t first_limit; /* the smallest */
-    uint32_t last_limit;  /* the largest */
+    uint32_t first_limit;         /* of the first row: the last key that it sees */
+    uint32_t last_limit;          /* of the last one */
+    uint32_t limits;              /* of the lane's rows, a byte each: how far above the first */
 };
+
+/* The last key that a row sees. */
+template <uint32_t D>
+static __device__ __forceinline__ uint32_t limit_of(const warp_state<D> *w, uint32_t m,
+                                                    uint32_t side)
+{
+    return w->first_limit + (w->limits >> 8 * (2 * m + side) & 0xff);
+}
 
 template <uint32_t D>
 static __device__ __forceinline__ void
 begin_rows(warp_state<D> *w, const kvf_prefill_kernel_args *a, const query_tile *t, uint32_t first,
            uint32_t lane)
 {
+    w->first_limit = t->base + (t->first + first) / a->group;
+    w->limits = 0;
 #pragma unroll
     for (uint32_t m = 0; m < plan<D>::parts; m++) {
 #pragma unroll
@@ -259,14 +270,14 @@ begin_rows(warp_state<D> *w, const kvf_prefill_kernel_args *a, const query_tile 
 #pragma unroll
         for (uint32_t side = 0; side < 2; side++) {
             const uint32_t row = kvf_min_u32(first + m * 16 + side * 8 + lane / 4, t->rows - 1);
-            w->limit[m][side] = t->base + (t->first + row) / a->group;
+            const uint32_t limit = t->base + (t->first + row) / a->group;
+            w->limits |= (limit - w->first_limit) << 8 * (2 * m + side);
             const float sink = kvf_prefill_sink(a, t->head, (t->first + row) % a->group);
             w->top[m][side] = sink * KVF_CUDA_LOG2E;
             w->sum[m][side] = sink == -INFINITY || lane % 4 ? 0.0f : 1.0f;
         }
     }
     const uint32_t last = kvf_min_u32(first + plan<D>::warp_rows, t->rows) - 1;
-    w->first_limit = t->base + (t->first + first) / a->group;
     w->last_limit = t->base + (t->first + last) / a->group;
 }
 
@@ -307,7 +318,7 @@ static __device__ __forceinline__ void tile_logits(warp_state<D> *w, const char 
 #pragma unroll
             for (uint32_t e = 0; e < 4; e++) {
                 const uint32_t key = first + n * 8 + lane % 4 * 2 + e % 2;
-                w->s[m][n][e] = all_visible || key <= w->limit[m][e / 2]
+                w->s[m][n][e] = all_visible || key <= limit_of(w, m, e / 2)
                                     ? kvf_times(w->s[m][n][e], unit)
                                     : -INFINITY;
             }
@@ -342,14 +353,14 @@ static __device__ __forceinline__ void hide(warp_state<D> *w, const kvf_prefill_
         for (uint32_t n = 0; n < plan<D>::keys / 8; n++) {
 #pragma unroll
             for (uint32_t e = 0; e < 4; e++)
-                if (is_hidden(a, first + n * 8 + lane % 4 * 2 + e % 2, w->limit[m][e / 2]))
+                if (is_hidden(a, first + n * 8 + lane % 4 * 2 + e % 2, limit_of(w, m, e / 2)))
                     w->s[m][n][e] = -INFINITY;
         }
     }
 }
 
 /* Logits become weights; what was summed so far is rescaled. */
-template <uint32_t D>
+template <typename T, uint32_t D>
 static __device__ __forceinline__ void soften(warp_state<D> *w, uint32_t m, uint32_t side)
 {
     const uint32_t e = 2 * side;
@@ -363,9 +374,10 @@ static __device__ __forceinline__ void soften(warp_state<D> *w, uint32_t m, uint
     float sum = w->sum[m][side] * factor;
 #pragma unroll
     for (uint32_t n = 0; n < plan<D>::keys / 8; n++) {
-        w->s[m][n][e] = kvf_exp2(w->s[m][n][e] - base);
-        w->s[m][n][e + 1] = kvf_exp2(w->s[m][n][e + 1] - base);
-        sum += w->s[m][n][e] + w->s[m][n][e + 1];
+        const float even = kvf_exp2(w->s[m][n][e] - base);
+        const float odd = kvf_exp2(w->s[m][n][e + 1] - base);
+        w->p[m][n / 2][n % 2 * 2 + side] = kvf_pair<T>(even, odd);
+        sum += even + odd;
     }
     w->sum[m][side] = sum;
 #pragma unroll
@@ -382,22 +394,14 @@ static __device__ __forceinline__ void add_values(warp_state<D> *w, const char *
 {
 #pragma unroll
     for (uint32_t n = 0; n < plan<D>::keys / 16; n++) {
-        uint32_t p[plan<D>::parts][4];
-#pragma unroll
-        for (uint32_t m = 0; m < plan<D>::parts; m++) {
-#pragma unroll
-            for (uint32_t i = 0; i < 4; i++)
-                p[m][i] = kvf_pair<T>(w->s[m][2 * n + i / 2][i % 2 * 2],
-                                      w->s[m][2 * n + i / 2][i % 2 * 2 + 1]);
-        }
 #pragma unroll
         for (uint32_t k = 0; k < kvf_tile<D>::value_dim / 16; k++) {
             uint32_t b[4];
             kvf_load_tiles4_transposed(b, kvf_tile_rows<D>(values, n * 16, k * 16, lane));
 #pragma unroll
             for (uint32_t m = 0; m < plan<D>::parts; m++) {
-                kvf_mma(w->o[m][2 * k], p[m], b, T());
-                kvf_mma(w->o[m][2 * k + 1], p[m], b + 2, T());
+                kvf_mma(w->o[m][2 * k], w->p[m][n], b, T());
+                kvf_mma(w->o[m][2 * k + 1], w->p[m][n], b + 2, T());
             }
         }
     }
@@ -479,14 +483,14 @@ weigh_tile(warp_state<D> *w, const kvf_prefill_kernel_args &a, const char *queri
            const char *keys, uint32_t first, float unit, uint32_t lane)
 {
     tile_logits<T, D>(w, queries, keys, first, unit, lane);
-    if (Capped && (!Wide || a.cap > 0.0f))
+    if (Capped && a.cap > 0.0f) /* also where it is: a branch keeps its registers out of the loop */
         cap_logits<D>(w, a.cap);
     if (Windowed)
         hide<D>(w, &a, first, lane);
 #pragma unroll
     for (uint32_t m = 0; m < plan<D>::parts; m++) {
-        soften<D>(w, m, 0);
-        soften<D>(w, m, 1);
+        soften<T, D>(w, m, 0);
+        soften<T, D>(w, m, 1);
     }
 }
 
