@@ -10,7 +10,7 @@ shown comes from a job that ended well; what was not measured has no line.
 import json
 import sys
 
-STEP = ["append", "rotate", "score_codes", "reduce_mass", "select", "attend, 1/8 missed"]
+STEP = ["append, rotate", "score_codes", "select, of masses", "attend, 1/8 missed"]
 LARGE = 4 << 20  # bytes of a transfer that can fill the link
 
 

@@ -319,7 +319,7 @@ typedef void (*kvf_task_fn)(const void *args, uint32_t task);
  * threads. The caller's own layers (matrix products, norms) go here, so that a whole step is
  * enqueued without waiting. Host device only.
  *
- * @param args         copied, @p args_bytes (at most 256)
+ * @param args         copied, @p args_bytes (at most 384)
  * @return KVF_OK, KVF_INVALID, KVF_UNSUPPORTED
  *
  * Stream: enqueues; blocks only while the stream's queue (1024 entries) is full.

@@ -45,12 +45,14 @@ struct KVF_CUDA_OWN kvf_cuda_entry {
 
 /* One list per binary. `head` is written before main() or at dlopen() only, by the constructors
  * below. `waiting` has a bit for every device that the list is loaded for with code that can wait
- * for an earlier kernel (a target of 9.0 or later), which is found by the first load; `refusals`
- * counts who wants no early starts on a device (kvf_cuda_refuse_early). */
+ * for an earlier kernel (a target of 9.0 or later), which is found by the first load; `shared` is
+ * what a block can have of shared memory there; `refusals` counts who wants no early starts on a
+ * device (kvf_cuda_refuse_early). */
 struct KVF_CUDA_OWN kvf_cuda_list {
     static const int devices = 64; /* of one beyond nothing is kept, and nothing starts early */
     static inline const kvf_cuda_entry *head = nullptr;
     static inline uint64_t waiting = 0;
+    static inline int shared[devices] = {};
     static inline int refusals[devices] = {};
 };
 
@@ -103,6 +105,8 @@ static inline cudaError_t kvf_cuda_load_list(void)
     if (status == cudaSuccess)
         status =
             cudaDeviceGetAttribute(&shared_max, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    if (status == cudaSuccess && device < kvf_cuda_list::devices)
+        __atomic_store_n(&kvf_cuda_list::shared[device], shared_max, __ATOMIC_RELAXED);
     for (const kvf_cuda_entry *e = kvf_cuda_list::head; e && status == cudaSuccess; e = e->next)
         status = kvf_cuda_load(e, shared_max, &can_wait);
     if (status != cudaSuccess)
@@ -110,6 +114,16 @@ static inline cudaError_t kvf_cuda_load_list(void)
     else if (can_wait && device < kvf_cuda_list::devices)
         __atomic_or_fetch(&kvf_cuda_list::waiting, UINT64_C(1) << device, __ATOMIC_RELAXED);
     return status;
+}
+
+/* Shared memory that a block can have on the current device; what every device has, where nothing
+ * is kept of it. */
+static inline size_t kvf_cuda_shared_max(void)
+{
+    const int device = kvf_cuda_kept_device();
+    const int bytes =
+        device < 0 ? 0 : __atomic_load_n(&kvf_cuda_list::shared[device], __ATOMIC_RELAXED);
+    return bytes ? (size_t)bytes : 48u * 1024;
 }
 
 /* One more (1) or less (-1) that wants no kernel of this binary to start early on the current

@@ -13,19 +13,44 @@
 
 /* ---- append: one token per row into the window. A token that begins a block takes its ring
  * block. Keeps the query, unless the row has no `queries`, notes what is not finite, and writes how
- * many pages each list chooses. Rows may be consecutive tokens of the same tables. One task per
- * row. */
+ * many pages each list chooses. Rows may be consecutive tokens of the same tables.
+ *
+ * For a fused step, where a launch is the cost: fp32 numbers are rounded as narrow rounds them,
+ * queries also to `rounded`; and queries, of the element type then, are rotated as rotate rotates
+ * them. One task per row. */
 typedef struct kvf_append_args {
     kvf_paging paging;
     uint32_t rows;
-    const kvf_row *row; /* [rows] */
-    const void *q;      /* [rows, kv_heads, group, head_dim] */
-    const void *k;      /* [rows, kv_heads, head_dim]; NULL = nothing is appended */
-    const void *v;      /* [rows, kv_heads, value_dim] */
-    uint32_t *choose;   /* [rows * choose_lists] out */
+    uint32_t wide_queries; /* 1: q is fp32, and the element type is not */
+    uint32_t wide_keys;    /* the same of k and v */
+    const kvf_row *row;    /* [rows] */
+    const void *q;         /* [rows, kv_heads, group, head_dim] */
+    const void *k;         /* [rows, kv_heads, head_dim]; NULL = nothing is appended */
+    const void *v;         /* [rows, kv_heads, value_dim] */
+    void *rounded;         /* out: fp32 queries in the element type */
+    int8_t *rotated;       /* of rotate: y, y_scale and scale; NULL = not rotated */
+    float *rotated_scale;
+    float scale;
     uint32_t choose_lists;
+    uint32_t *choose; /* [rows * choose_lists] out */
 } kvf_append_args;
 KVF_TASKS(append, kvf_append_args, a->rows)
+
+/* Rotation of the queries of one row. */
+KVF_INLINE kvf_rotate_args kvf_append_rotate(const kvf_append_args *a, uint32_t row)
+{
+    const kvf_shape *shape = &a->paging.shape;
+    kvf_rotate_args rotate;
+    rotate.dtype = shape->dtype;
+    rotate.head_dim = shape->head_dim;
+    rotate.rows = a->paging.kv_heads * a->paging.group;
+    rotate.scale = a->scale;
+    rotate.q = kvf_offset(a->wide_queries ? a->rounded : a->q,
+                          (size_t)row * rotate.rows * kvf_row_bytes(shape));
+    rotate.y = a->rotated + (size_t)row * rotate.rows * shape->head_dim;
+    rotate.y_scale = a->rotated_scale + (size_t)row * rotate.rows;
+    return rotate;
+}
 
 /* ---- seal: blocks sealed_before .. sealed-1 of each row: clear static bits, move sink tokens to
  * the front of the store, write digest jobs: job j of KV head h of the row's i-th block is

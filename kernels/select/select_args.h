@@ -8,6 +8,7 @@
  */
 
 #include "attend/attend_args.h"
+#include "score/score_args.h"
 #include "slots.h"
 
 /* ---- given: what the caller wants as scores of pages, for topk ----
@@ -202,32 +203,35 @@ KVF_INLINE const char *kvf_admit_from(const kvf_paging *p, const kvf_row *row, u
 
 /* ---- select: topk, resolve and assemble of every list, one after the other ----
  * The results of the three, with these arguments, for a fused step, where a launch is the cost. k
- * NULL: there is no topk, ids and id_count are given. One task; the host device runs the three by
- * themselves.
+ * NULL: there is no topk, ids and id_count are given. masses.mass: scores are those that
+ * reduce_mass makes of it; masses.out is `scores`, and may stay unwritten. One task; the host
+ * device runs them by themselves.
  */
 typedef struct kvf_select_args {
     kvf_paging paging;
     uint32_t rows;
     uint32_t ids_max;
     uint32_t spans_max;
-    uint32_t stride;       /* row stride of scores */
-    uint32_t work_stride;  /* of topk */
-    kvf_arrival arrival;   /* of assemble */
-    const kvf_row *row;    /* [rows] */
-    const float *scores;   /* [rows * lists, stride], of topk */
-    const uint32_t *count; /* [rows * lists], of topk */
-    const uint32_t *k;     /* [rows * lists], of topk; NULL = no topk */
-    uint32_t *work;        /* of topk */
-    uint32_t *arrived;     /* of topk */
-    int32_t *ids;          /* [rows * lists, ids_max] */
-    uint32_t *id_count;    /* [rows * lists] */
-    int32_t *slot_of_id;   /* [rows * lists, ids_max] out */
-    uint32_t *missed;      /* [rows * lists, ids_max] out */
-    kvf_miss *misses;      /* [rows * lists, ids_max] out */
-    uint32_t *miss_count;  /* [rows * lists] out */
-    const uint64_t *masks; /* of assemble; may be NULL */
-    kvf_span *spans;       /* [rows * lists, spans_max] out */
-    uint32_t *span_count;  /* [rows * lists] out */
+    uint32_t stride;             /* row stride of scores */
+    uint32_t work_stride;        /* of topk */
+    kvf_arrival arrival;         /* of assemble */
+    const kvf_row *row;          /* [rows] */
+    const float *scores;         /* [rows * lists, stride], of topk */
+    kvf_reduce_mass_args masses; /* mass NULL: scores are given. Else with topk; its lists, lengths
+                                    and stride are those of topk */
+    const uint32_t *count;       /* [rows * lists], of topk */
+    const uint32_t *k;           /* [rows * lists], of topk; NULL = no topk */
+    uint32_t *work;              /* of topk */
+    uint32_t *arrived;           /* of topk */
+    int32_t *ids;                /* [rows * lists, ids_max] */
+    uint32_t *id_count;          /* [rows * lists] */
+    int32_t *slot_of_id;         /* [rows * lists, ids_max] out */
+    uint32_t *missed;            /* [rows * lists, ids_max] out */
+    kvf_miss *misses;            /* [rows * lists, ids_max] out */
+    uint32_t *miss_count;        /* [rows * lists] out */
+    const uint64_t *masks;       /* of assemble; may be NULL */
+    kvf_span *spans;             /* [rows * lists, spans_max] out */
+    uint32_t *span_count;        /* [rows * lists] out */
     kvf_layer_counters *counters;
 } kvf_select_args;
 KVF_TASKS(select, kvf_select_args, a->rows != 0)

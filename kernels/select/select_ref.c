@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Topk, resolve and assemble in one launch: by their references, one after the other.
+ * Topk, resolve and assemble in one launch, and reduce_mass before them: by their references, one
+ * after the other.
  *
  * Knows nothing that they do not know.
  */
@@ -15,6 +16,8 @@ void kvf_select_ref(const void *args, uint32_t task)
     const kvf_resolve_args resolve = kvf_select_resolve(a);
     const kvf_assemble_args assemble = kvf_select_assemble(a);
     (void)task;
+    for (uint32_t t = 0; a->masses.mass && t < kvf_reduce_mass_tasks(&a->masses); t++)
+        kvf_reduce_mass_ref(&a->masses, t);
     for (uint32_t l = 0; a->k && l < kvf_topk_tasks(&top); l++)
         kvf_topk_ref(&top, l);
     for (uint32_t h = 0; h < kvf_resolve_tasks(&resolve); h++)

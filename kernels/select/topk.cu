@@ -23,8 +23,9 @@ static __global__ void __launch_bounds__(KVF_TOPK_THREADS_MAX)
     kvf_let_next_start();
     const uint32_t list = blockIdx.x / g.parts;
     int32_t *ids = a.ids + (size_t)list * a.ids_max;
-    const uint32_t taken = kvf_topk_list(a, (kvf_topk_state *)kvf_shared(), g,
-                                         [&](uint32_t at, uint32_t i) { ids[at] = (int32_t)i; });
+    const uint32_t taken =
+        kvf_topk_list(a, (kvf_topk_state *)kvf_shared(), g, kvf_topk_scores_of(a, g),
+                      [&](uint32_t at, uint32_t i) { ids[at] = (int32_t)i; });
     if (taken != UINT32_MAX && threadIdx.x == 0)
         a.id_count[list] = taken;
 }

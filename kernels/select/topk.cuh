@@ -45,7 +45,7 @@ static __device__ __forceinline__ uint32_t kvf_topk_key(float x)
     return x > -INFINITY ? kvf_order_key(x) : 0;
 }
 
-/* Candidates: scores, or keys and indexes that blocks took. */
+/* Candidates: scores, their keys, or keys and indexes that blocks took. */
 struct kvf_topk_scores {
     typedef float item;
     const float *__restrict__ scores;
@@ -63,6 +63,26 @@ struct kvf_topk_scores {
     static __device__ __forceinline__ uint32_t key(float x)
     {
         return kvf_topk_key(x);
+    }
+};
+
+/* Keys of the block's part of a list, in shared memory. */
+struct kvf_topk_keys {
+    typedef uint32_t item;
+    const uint32_t *keys;
+    uint32_t room;
+    uint32_t begin;
+    __device__ __forceinline__ uint32_t load(uint32_t i, uint32_t k) const
+    {
+        return i + k < room ? (keys + i)[k] : 0;
+    }
+    __device__ __forceinline__ uint32_t index(uint32_t i, uint32_t k) const
+    {
+        return begin + i + k;
+    }
+    static __device__ __forceinline__ uint32_t key(uint32_t x)
+    {
+        return x;
     }
 };
 
@@ -286,19 +306,28 @@ static __device__ __forceinline__ kvf_topk_part kvf_topk_part_of(const kvf_topk_
             kvf_min_u32(kvf_min_u32(wanted + KVF_TOPK_SLACK, g.room), g.length)};
 }
 
+/* Scores of the block's part of list blockIdx.x / parts. */
+static __device__ __forceinline__ kvf_topk_scores kvf_topk_scores_of(const kvf_topk_args &a,
+                                                                     const kvf_topk_grid &g)
+{
+    const uint32_t list = blockIdx.x / g.parts, begin = blockIdx.x % g.parts * g.length;
+    const uint32_t first = a.first ? a.first[list] : 0;
+    const uint32_t there = a.stride - kvf_min_u32(a.stride, first + begin);
+    return {a.scores + (size_t)list * a.stride + first + begin, there, begin};
+}
+
 /* The ids of list blockIdx.x / parts, of which put(place, index) is told and that all threads
- * of the block get the number of. UINT32_MAX in the blocks that write none. */
-template <typename P>
+ * of the block get the number of. UINT32_MAX in the blocks that write none. `source` has the
+ * block's part of the list. */
+template <typename S, typename P>
 static __device__ __forceinline__ uint32_t kvf_topk_list(const kvf_topk_args &a, kvf_topk_state *s,
-                                                         const kvf_topk_grid &g, const P &put)
+                                                         const kvf_topk_grid &g, const S &source,
+                                                         const P &put)
 {
     const uint32_t list = blockIdx.x / g.parts, part = blockIdx.x % g.parts;
     const uint32_t first = a.first ? a.first[list] : 0, begin = part * g.length;
-    const uint32_t there = a.stride - kvf_min_u32(a.stride, first + begin);
-    const kvf_topk_scores scores = {a.scores + (size_t)list * a.stride + first + begin, there,
-                                    begin};
-    kvf_topk_run<kvf_topk_scores, KVF_TOPK_ITEMS, false> run(scores, g.length);
-    float x[KVF_TOPK_ITEMS];
+    kvf_topk_run<S, KVF_TOPK_ITEMS, false> run(source, g.length);
+    typename S::item x[KVF_TOPK_ITEMS];
     run.ask(x, run.begin); /* before it is known how many count */
     const kvf_topk_part p = kvf_topk_part_of(a, list, g);
     run.end = kvf_min_u32(run.end, p.count - kvf_min_u32(p.count, begin));
@@ -334,21 +363,27 @@ static __device__ __forceinline__ uint32_t kvf_topk_list(const kvf_topk_args &a,
     return last.taken;
 }
 
-/* Blocks of a list: as long as twice as many would make the longest way shorter, and `work` has
- * room for what they take. */
-static inline kvf_topk_grid kvf_topk_grid_of(const kvf_topk_args *a)
+/* Whether twice as many blocks of a list would make the longest way shorter. */
+static inline bool kvf_topk_gains(const kvf_topk_args *a, uint32_t parts, uint32_t longest,
+                                  uint32_t k)
+{
+    return 2 * parts * (uint64_t)a->lists <= KVF_TOPK_BLOCKS_MAX &&
+           longest / (2 * parts) >= KVF_TOPK_PART_MIN && 2 * parts * (uint64_t)parts * k <= longest;
+}
+
+/* Blocks of a list: as long as twice as many gain, or one has more than `most` scores, and `work`
+ * has room for what they take. */
+static inline kvf_topk_grid kvf_topk_grid_of(const kvf_topk_args *a, uint32_t most = UINT32_MAX)
 {
     const uint32_t longest = kvf_max_u32(1, kvf_min_u32(a->stride, a->work_stride));
     const uint32_t k = kvf_max_u32(1, a->ids_max);
     kvf_topk_grid g = {1, KVF_TOPK_THREADS_MIN, longest, k};
     while (a->arrived && g.parts < KVF_TOPK_PARTS_MAX &&
-           2 * g.parts * (uint64_t)a->lists <= KVF_TOPK_BLOCKS_MAX &&
-           longest / (2 * g.parts) >= KVF_TOPK_PART_MIN &&
-           2 * g.parts * (uint64_t)g.parts * k <= longest &&
+           (kvf_topk_gains(a, g.parts, longest, k) || longest / g.parts >= most) &&
            2 * g.parts * (uint64_t)k <= KVF_TOPK_PAIRS * KVF_TOPK_THREADS_MAX &&
            4 * g.parts * (uint64_t)k <= a->work_stride)
         g.parts *= 2;
-    g.length = kvf_div_ceil_u32(longest, g.parts);
+    g.length = (uint32_t)kvf_round_up(kvf_div_ceil_u32(longest, g.parts), KVF_TOPK_ITEMS);
     while (g.threads < KVF_TOPK_THREADS_MAX &&
            (g.threads * KVF_TOPK_ITEMS < g.length ||
             (g.parts > 1 && g.threads * KVF_TOPK_PAIRS < g.parts * k)))

@@ -17,7 +17,7 @@
 #include "kernels.h"
 
 #define KVF_STREAM_QUEUE_MAX 1024u
-#define KVF_LAUNCH_ARGS_MAX  256u
+#define KVF_LAUNCH_ARGS_MAX  384u
 
 typedef struct kvf_device kvf_device;
 typedef struct kvf_event kvf_event;

@@ -65,6 +65,9 @@ typedef struct kvf_step {
     void **arena_host;            /* where a prefill chunk puts them first, if there is an arena */
     void *const *pool;            /* pool_host on the device, for such a chunk */
     const void *q;
+    const kvf_decode_args
+        *caller;         /* whose numbers the launch that appends rounds; NULL: others do */
+    uint32_t is_rotated; /* 1: that launch rotates queries, too */
     kvf_given given;
     const uint32_t
         *heads;      /* of the layer, by those of the KV group, on the device; NULL = the same */

@@ -66,13 +66,50 @@ static kvf_status filter(kvf_step *step)
     return KVF_LAUNCH(step, filter, filter);
 }
 
+static kvf_reduce_mass_args masses_of(const kvf_step *step)
+{
+    const kvf_kv_group *kv_group = step->kv_group;
+    const kvf_tables *t = &kv_group->tables;
+    const kvf_paging *p = &kv_group->dims.paging;
+    return (kvf_reduce_mass_args){.kind = kv_group->config.group_reduce,
+                                  .page_size = p->shape.page_size,
+                                  .block_size = p->block_size,
+                                  .lists = step->rows * p->lists,
+                                  .group = p->group,
+                                  .pages_max = step->stride,
+                                  .tiles_max = kvf_tiles(step->stride, p->shape.page_size),
+                                  .mass = t->by_codes.mass,
+                                  .top = t->by_codes.top,
+                                  .sum = t->by_codes.sum,
+                                  .bits = step->bits,
+                                  .pages = step->pages,
+                                  .out = t->reduced};
+}
+
+/* The caller says what pages score, or which ones it wants. */
+static bool is_given(const kvf_step *step)
+{
+    return step->given.scores || step->given.ids;
+}
+
+bool kvf_select_rotates(const kvf_step *step)
+{
+    return step->kv_group->policy->scores_pages && kvf_has_codes(step->kv_group) && !is_given(step);
+}
+
+kvf_reduce_mass_args kvf_select_masses(const kvf_step *step)
+{
+    return kvf_topk_is_fused(step) && kvf_select_rotates(step) ? masses_of(step)
+                                                               : (kvf_reduce_mass_args){0};
+}
+
 /* Two bits per channel of every token against rotated queries: masses of pages, then scores. */
 static kvf_status score_by_codes(kvf_step *step)
 {
     const kvf_kv_group *kv_group = step->kv_group;
     const kvf_tables *t = &kv_group->tables;
     const kvf_paging *p = &kv_group->dims.paging;
-    const uint32_t page_size = p->shape.page_size;
+    const kvf_reduce_mass_args reduce = masses_of(step);
     const kvf_rotate_args rotate = {.dtype = p->shape.dtype,
                                     .head_dim = p->shape.head_dim,
                                     .rows = step->rows * kv_group->config.query_heads,
@@ -81,12 +118,12 @@ static kvf_status score_by_codes(kvf_step *step)
                                     .y = t->by_codes.rotated,
                                     .y_scale = t->by_codes.scale};
     const kvf_score_codes_args score_codes = {.head_dim = p->shape.head_dim,
-                                              .page_size = page_size,
+                                              .page_size = reduce.page_size,
                                               .block_size = p->block_size,
-                                              .lists = step->rows * p->lists,
+                                              .lists = reduce.lists,
                                               .group = p->group,
                                               .pages_max = step->stride,
-                                              .tiles_max = kvf_tiles(step->stride, page_size),
+                                              .tiles_max = reduce.tiles_max,
                                               .cap = kvf_step_attention(step)->cap,
                                               .q = t->by_codes.rotated,
                                               .q_scale = t->by_codes.scale,
@@ -104,25 +141,13 @@ static kvf_status score_by_codes(kvf_step *step)
                                               .mass = t->by_codes.mass,
                                               .top = t->by_codes.top,
                                               .sum = t->by_codes.sum};
-    const kvf_reduce_mass_args reduce = {.kind = kv_group->config.group_reduce,
-                                         .page_size = page_size,
-                                         .block_size = p->block_size,
-                                         .lists = score_codes.lists,
-                                         .group = p->group,
-                                         .pages_max = step->stride,
-                                         .tiles_max = score_codes.tiles_max,
-                                         .mass = t->by_codes.mass,
-                                         .top = t->by_codes.top,
-                                         .sum = t->by_codes.sum,
-                                         .bits = step->bits,
-                                         .pages = step->pages,
-                                         .out = t->reduced};
     /* Policies with other lists than KV heads have boxes of their own. */
     KVF_ASSERT(p->lists == p->kv_heads && kv_group->dims.choose_lists == p->lists);
-    KVF_TRY(KVF_LAUNCH(step, rotate, rotate));
+    if (!step->is_rotated)
+        KVF_TRY(KVF_LAUNCH(step, rotate, rotate));
     KVF_TRY(filter(step));
     KVF_TRY(KVF_LAUNCH(step, score_codes, score_codes));
-    return KVF_LAUNCH(step, reduce_mass, reduce);
+    return kvf_topk_is_fused(step) ? KVF_OK : KVF_LAUNCH(step, reduce_mass, reduce);
 }
 
 /* The caller's scores, or its pages as scores. */
@@ -148,7 +173,7 @@ kvf_status kvf_select_score(kvf_step *step)
     const kvf_kv_group *kv_group = step->kv_group;
     const kvf_paging *p = &kv_group->dims.paging;
     const kvf_select_policy *policy = kv_group->policy;
-    if (step->given.scores || step->given.ids)
+    if (is_given(step))
         return take_given(step);
     if (kvf_has_codes(kv_group))
         return score_by_codes(step);

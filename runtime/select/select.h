@@ -19,6 +19,12 @@ KVF_CHECKED kvf_status kvf_select_score(kvf_step *step);
  * those that are chosen for. */
 bool kvf_topk_is_fused(const kvf_step *step);
 
+/* The step scores pages by codes, so its queries are rotated before. */
+bool kvf_select_rotates(const kvf_step *step);
+
+/* Where the launch that ranks pages makes their scores, too: of what. Else its `mass` is NULL. */
+kvf_reduce_mass_args kvf_select_masses(const kvf_step *step);
+
 /* As the policy of the cache says, if that is not to come: ids and id_count of every list of the
  * step, ascending. */
 KVF_CHECKED kvf_status kvf_select_choose(kvf_step *step);

@@ -71,6 +71,7 @@ static kvf_status select_at_once(kvf_step *step)
         .arrival = step->shared.any || is_large ? KVF_ARRIVES_FIRST : KVF_ARRIVES_BY_ATTEND,
         .row = step->row,
         .scores = kv_group->policy->per_query_head ? t->scores : t->reduced,
+        .masses = kvf_select_masses(step),
         .count = step->choose_pages,
         .k = kvf_topk_is_fused(step) ? t->choose : NULL,
         .work = t->topk_work,

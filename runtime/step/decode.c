@@ -169,7 +169,10 @@ kvf_status kvf_decode_enqueue(const kvf_heads_call *call, const kvf_decode_args 
     own.v = heads.v;
     own.out = heads.out;
     own.lse = heads.lse;
-    KVF_TRY(kvf_inputs_round(step, args->q, args->k, args->v, step->rows));
+    if (step->is_fused && !call->streaming)
+        step->caller = args;
+    else
+        KVF_TRY(kvf_inputs_round(step, args->q, args->k, args->v, step->rows));
     KVF_TRY(kvf_heads_pack(call));
     step->heads = call->heads;
     if (step->kv_group)

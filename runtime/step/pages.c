@@ -33,14 +33,25 @@ static bool is_one_turn(const kvf_step *step)
 static kvf_status append(kvf_step *step, const kvf_decode_args *args)
 {
     const kvf_kv_group *kv_group = step->kv_group;
-    const kvf_append_args a = {.paging = kv_group->dims.paging,
-                               .rows = step->rows,
-                               .row = step->row,
-                               .q = args->q,
-                               .k = args->k,
-                               .v = args->v,
-                               .choose = kv_group->tables.choose,
-                               .choose_lists = kv_group->dims.choose_lists};
+    const kvf_cache_config *c = &step->cache->config;
+    const kvf_decode_args *in = step->caller ? step->caller : args;
+    kvf_append_args a = {.paging = kv_group->dims.paging,
+                         .rows = step->rows,
+                         .wide_queries = step->caller && kvf_has_wide_queries(c),
+                         .wide_keys = step->caller && kvf_has_wide_keys(c),
+                         .row = step->row,
+                         .q = in->q,
+                         .k = in->k,
+                         .v = in->v,
+                         .rounded = (void *)(uintptr_t)args->q,
+                         .scale = kvf_step_attention(step)->scale,
+                         .choose_lists = kv_group->dims.choose_lists,
+                         .choose = kv_group->tables.choose};
+    step->is_rotated = step->is_fused && kvf_select_rotates(step);
+    if (step->is_rotated) {
+        a.rotated = kv_group->tables.by_codes.rotated;
+        a.rotated_scale = kv_group->tables.by_codes.scale;
+    }
     if (is_one_turn(step)) {
         KVF_TRY(KVF_LAUNCH(step, append, a));
         return kvf_step_seal(step);

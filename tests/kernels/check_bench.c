@@ -364,6 +364,17 @@ static kvf_rotate_args rotate_args(const layers *d, uint32_t first, uint32_t row
                              .y_scale = d->rotated_scale + row};
 }
 
+/* Both in one launch, as fused steps have them. */
+static kvf_append_args append_rotate_args(const layers *d, uint32_t first, uint32_t rows)
+{
+    const kvf_rotate_args rotate = rotate_args(d, first, rows);
+    kvf_append_args a = append_args(d, first, rows);
+    a.rotated = rotate.y;
+    a.rotated_scale = rotate.y_scale;
+    a.scale = rotate.scale;
+    return a;
+}
+
 static kvf_score_codes_args score_codes_args(const layers *d, uint32_t first, uint32_t rows)
 {
     const size_t list = (size_t)first * HEADS, row = list * GROUP;
@@ -447,6 +458,14 @@ static kvf_select_args select_args(const layers *d, uint32_t first, uint32_t row
                              .spans = d->spans + list * SPANS_MAX,
                              .span_count = d->span_count + list,
                              .counters = d->counters + first};
+}
+
+/* With reduce_mass in the same launch. */
+static kvf_select_args masses_args(const layers *d, uint32_t first, uint32_t rows)
+{
+    kvf_select_args a = select_args(d, first, rows);
+    a.masses = reduce_mass_args(d, first, rows);
+    return a;
 }
 
 static kvf_attend_step_args hits_args(const layers *d, uint32_t first, uint32_t rows)
@@ -631,11 +650,13 @@ static void time_launches(bench *b, const char *title, kvf_task_fn ref,
     }
 TIMED(append, "append", append, kvf_append_args, d->b.rows / batch)
 TIMED(rotate, "rotate", rotate, kvf_rotate_args, d->b.rows / batch)
+TIMED(append_rotate, "append, rotate", append, kvf_append_args, d->b.rows / batch)
 TIMED(score_codes, "score_codes", score_codes, kvf_score_codes_args, d->b.rows / batch)
 TIMED(ordered, "score_codes, in order", score_codes, kvf_score_codes_args, d->b.rows / batch)
 TIMED(forks, "score_codes, forks", score_codes, kvf_score_codes_args, d->b.rows / batch)
 TIMED(reduce_mass, "reduce_mass", reduce_mass, kvf_reduce_mass_args, d->b.rows / batch)
 TIMED(select, "select", select, kvf_select_args, d->b.rows / batch)
+TIMED(masses, "select, of masses", select, kvf_select_args, d->b.rows / batch)
 TIMED(hits, "attend, all here", attend_step, kvf_attend_step_args, d->b.rows / batch)
 TIMED(some, "attend, 1/8 missed", attend_step, kvf_attend_step_args, d->b.rows / batch)
 TIMED(attend, "attend, all here", attend, kvf_attend_args, d->b.rows / batch)
@@ -661,6 +682,9 @@ static void time_step(layers *d, const char *op, uint32_t batch)
     } all[] = {
         {"append", time_append, {2 * (q + kv), 0, 0}},
         {"rotate", time_rotate, {q + q / 2 + rows * fp32, 0, rows * HEAD_DIM * 7}},
+        {"append",
+         time_append_rotate,
+         {2 * (q + kv) + q + q / 2 + rows * fp32, 0, rows * HEAD_DIM * 7}},
         {"score_codes",
          time_score_codes,
          {codes + GROUP * scored * bf16 + tiles, 0, dots * d->b.tokens}},
@@ -674,14 +698,20 @@ static void time_step(layers *d, const char *op, uint32_t batch)
          time_reduce_mass,
          {GROUP * scored * bf16 + tiles + scored * fp32, 0, GROUP * scored}},
         {"select", time_select, {scored * fp32 + lists * SPANS * sizeof(kvf_span), 0, scored}},
+        {"select",
+         time_masses,
+         {GROUP * scored * bf16 + tiles + lists * SPANS * sizeof(kvf_span), 0, GROUP * scored}},
         {"attend", time_hits, {attended + 2 * q, 0, 2 * dots * BUDGET}},
         {"attend", time_some, {attended + 2 * q, attended / MISS_EVERY, 2 * dots * BUDGET}},
     };
     const bench_cost attend = {attended + q, 0, 2 * dots * BUDGET},
                      merge = {2 * rows * SPLITS * HEAD_DIM, 0, 0};
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-        if ((!op || strcmp(op, all[i].op) == 0) && (batch > 1 || all[i].run != time_forks))
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        const bool is_fused = all[i].run == time_append_rotate || all[i].run == time_masses;
+        if ((!op || strcmp(op, all[i].op) == 0) && (batch > 1 || all[i].run != time_forks) &&
+            (d->b.c->cuda || !is_fused))
             all[i].run(d, batch, &all[i].cost);
+    }
     if (!d->b.c->cuda && (!op || strcmp(op, "attend") == 0)) {
         time_attend(d, batch, &attend);
         time_merge(d, batch, &merge);

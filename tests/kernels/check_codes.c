@@ -466,6 +466,32 @@ static void compare_scores(check *c, const kvf_reduce_mass_args *a, const float 
         }
 }
 
+void check_masses(check *c, kvf_reduce_mass_args *a, bool is_damaged, bool has_ties)
+{
+    const size_t rows = (size_t)a->lists * a->group;
+    const uint32_t blocks = kvf_div_ceil_u32(a->pages_max * a->page_size, a->block_size);
+    a->tiles_max = kvf_tiles(a->pages_max, a->page_size) + check_below(c, 2);
+    uint16_t *mass = check_in(c, rows * a->pages_max * sizeof *mass);
+    float *top = check_in(c, rows * a->tiles_max * sizeof *top);
+    float *sum = check_in(c, rows * a->tiles_max * sizeof *sum);
+    const uint64_t **bits = check_in(c, a->lists * sizeof *bits);
+    for (uint32_t l = 0; l < a->lists; l++) {
+        uint64_t *words = check_in(c, blocks * sizeof *words);
+        make_bits(c, words, blocks);
+        bits[l] = words;
+    }
+    a->bits = bits;
+    make_tiles(c, a, top, sum, is_damaged);
+    for (size_t i = 0; i < rows * a->tiles_max && has_ties; i++)
+        top[i] = 1.0f;
+    make_masses(c, a, mass, top, is_damaged);
+    for (size_t i = 0; i < rows * a->pages_max && has_ties; i++)
+        mass[i] = kvf_bf16_from_float((float)check_below(c, 3));
+    a->mass = mass;
+    a->top = top;
+    a->sum = sum;
+}
+
 static void reduce_mass_case(check *c, kvf_group_reduce kind, uint32_t page_size, uint32_t group,
                              bool is_damaged)
 {
@@ -475,29 +501,13 @@ static void reduce_mass_case(check *c, kvf_group_reduce kind, uint32_t page_size
     a.block_size = page_size > 32 ? 64 : 32u << check_below(c, 2);
     a.lists = 1 + check_below(c, 2);
     a.pages_max = 1 + check_below(c, check_below(c, 8) ? 3000 : 2 * KVF_REDUCE_PAGES);
-    a.tiles_max = kvf_tiles(a.pages_max, page_size) + check_below(c, 2);
     check_describe(c, "kind=%d P=%u block=%u G=%u lists=%u pages=%u%s", (int)kind, page_size,
                    a.block_size, group, a.lists, a.pages_max, is_damaged ? " damaged" : "");
-    const size_t rows = (size_t)a.lists * group;
-    uint16_t *mass = check_in(c, rows * a.pages_max * sizeof *mass);
-    float *top = check_in(c, rows * a.tiles_max * sizeof *top);
-    float *sum = check_in(c, rows * a.tiles_max * sizeof *sum);
     uint32_t *pages = check_in(c, a.lists * sizeof *pages);
-    const uint64_t **bits = check_in(c, a.lists * sizeof *bits);
-    for (uint32_t l = 0; l < a.lists; l++) {
-        const uint32_t blocks = kvf_div_ceil_u32(a.pages_max * page_size, a.block_size);
-        uint64_t *words = check_in(c, blocks * sizeof *words);
-        make_bits(c, words, blocks);
-        bits[l] = words;
+    for (uint32_t l = 0; l < a.lists; l++)
         pages[l] = check_below(c, 4) ? a.pages_max : check_below(c, a.pages_max + 1);
-    }
-    a.bits = bits;
-    make_tiles(c, &a, top, sum, is_damaged);
-    make_masses(c, &a, mass, top, is_damaged);
-    a.mass = mass;
-    a.top = top;
-    a.sum = sum;
     a.pages = pages;
+    check_masses(c, &a, is_damaged, false);
     float *out[2];
     const size_t count = (size_t)a.lists * a.pages_max;
     for (int i = 0; i < 2; i++) {

@@ -17,6 +17,7 @@
 
 #include "check_rows.h"
 #include "common/convert.h"
+#include "variants.h"
 
 static void track_row(check *c, const kvf_paging *p, const kvf_row *row)
 {
@@ -76,32 +77,60 @@ static void *make_tensor(check *c, kvf_dtype dtype, size_t count, uint32_t shift
     return base + skip;
 }
 
+/* One number of a row of keys or values that is not finite; one that is rounded may be so large
+ * that it is not finite in fp16. A NaN that is rounded has other bits on a GPU. */
+static void put_nonfinite(check *c, const kvf_append_args *a, void *k, void *v, uint32_t bad)
+{
+    static const float nonfinite[] = {INFINITY, -INFINITY, NAN};
+    const kvf_shape *shape = &a->paging.shape;
+    const bool of_value = check_below(c, 2);
+    const uint32_t dim = of_value ? kvf_value_dim(shape) : shape->head_dim;
+    const size_t row = (size_t)a->paging.kv_heads * dim;
+    const bool is_large = a->wide_keys && shape->dtype == KVF_FP16 && check_below(c, 2);
+    kvf_element_set(of_value ? v : k, a->wide_keys ? KVF_FP32 : shape->dtype,
+                    row * bad + check_below(c, (uint32_t)row),
+                    is_large ? 1e6f : nonfinite[check_below(c, a->wide_keys ? 2 : 3)]);
+}
+
+/* Numbers of the caller, room for rotated queries, and for how many pages each list chooses. */
+static void fill_append(check *c, kvf_append_args *a, bool is_select, uint32_t bad)
+{
+    const kvf_paging *p = &a->paging;
+    const kvf_dtype dtype = p->shape.dtype;
+    const uint32_t shift = check_below(c, 3) ? 0 : 1 + check_below(c, 7);
+    const size_t heads = (size_t)a->rows * p->kv_heads, queries = heads * p->group;
+    const uint32_t wide = dtype == KVF_FP32 ? 0 : check_below(c, 3);
+    a->wide_queries = wide > 0;
+    a->wide_keys = wide > 1;
+    const kvf_dtype keys = a->wide_keys ? KVF_FP32 : dtype;
+    void *k = make_tensor(c, keys, heads * p->shape.head_dim, shift);
+    void *v = make_tensor(c, keys, heads * kvf_value_dim(&p->shape), shift);
+    if (bad < a->rows)
+        put_nonfinite(c, a, k, v, bad);
+    a->q = make_tensor(c, wide ? KVF_FP32 : dtype, queries * p->shape.head_dim, shift);
+    a->k = is_select ? NULL : k;
+    a->v = is_select ? NULL : v;
+    if (wide)
+        a->rounded = check_changed(c, "rounded", queries * kvf_row_bytes(&p->shape));
+    if (check_below(c, 3)) {
+        a->rotated = check_changed(c, "rotated", queries * p->shape.head_dim);
+        a->rotated_scale = check_changed(c, "rotated_scale", queries * sizeof(float));
+        a->scale = check_below(c, 4) ? 0.09f : 1e30f;
+    }
+    a->choose_lists = check_below(c, 2) ? p->lists : 1;
+    a->choose = check_changed(c, "choose", a->rows * a->choose_lists * sizeof *a->choose);
+}
+
 static void append_case(check *c, bool is_select)
 {
-    static const float nonfinite[] = {NAN, INFINITY, -INFINITY};
     check_rows w;
     if (!CHECK_ROWS(c, &w, is_select ? "append nothing" : "append", .rows = 1 + check_below(c, 3),
                     .blocks_max = 1 + check_below(c, 12), .pool_blocks = 12))
         return;
     const kvf_paging *p = &w.p;
-    const size_t count = (size_t)w.rows * p->kv_heads * p->shape.head_dim;
-    const uint32_t shift = check_below(c, 3) ? 0 : 1 + check_below(c, 7);
     const uint32_t bad = check_below(c, 2) ? w.rows : check_below(c, w.rows);
-    void *k = make_tensor(c, p->shape.dtype, count, shift);
-    const size_t values = (size_t)w.rows * p->kv_heads * kvf_value_dim(&p->shape);
-    void *v = make_tensor(c, p->shape.dtype, values, shift);
     kvf_append_args a = {.paging = *p, .rows = w.rows, .row = w.row};
-    if (bad < w.rows) {
-        const bool of_value = check_below(c, 2);
-        const size_t row = (of_value ? values : count) / w.rows;
-        kvf_element_set(of_value ? v : k, p->shape.dtype, row * bad + check_below(c, (uint32_t)row),
-                        nonfinite[check_below(c, 3)]);
-    }
-    a.q = make_tensor(c, p->shape.dtype, count * p->group, shift);
-    a.k = is_select ? NULL : k;
-    a.v = is_select ? NULL : v;
-    a.choose_lists = check_below(c, 2) ? p->lists : 1;
-    a.choose = check_changed(c, "choose", w.rows * a.choose_lists * sizeof *a.choose);
+    fill_append(c, &a, is_select, bad);
     for (uint32_t b = 0; b < w.rows; b++) {
         kvf_row *row = &w.row[b];
         const uint32_t token = row->length - 1, block = token / p->block_size;
@@ -428,10 +457,44 @@ static void expect_chosen(check *c, const check_rows *w, const kvf_select_args *
     }
 }
 
+/* Scores of pages as masses, and as the kernel of masses has them: two good exponentials differ by
+ * an ulp, and so may what is chosen by them. */
+static void make_scored(check *c, const check_rows *w, kvf_select_args *a, bool has_ties)
+{
+    static const kvf_group_reduce kinds[] = {KVF_GROUP_MAX, KVF_GROUP_SUM};
+    const kvf_kernels *const table = c->cuda ? c->var : c->ref;
+    const uint32_t lists = a->rows * w->p.lists;
+    a->masses = (kvf_reduce_mass_args){
+        .kind = check_below(c, 5) ? KVF_GROUP_MEAN_SOFTMAX : kinds[check_below(c, 2)],
+        .page_size = w->p.shape.page_size,
+        .block_size = w->p.block_size,
+        .lists = lists,
+        .group = check_groups[check_below(c, lists * a->stride > 20000 ? 5 : CHECK_GROUPS)],
+        .pages_max = a->stride,
+        .pages = a->count,
+        .out = (float *)(uintptr_t)a->scores};
+    check_masses(c, &a->masses, check_below(c, 4) == 0, has_ties);
+    CHECK_RUN(c, table, reduce_mass, &a->masses, false);
+}
+
+static void select_given(const void *args, uint32_t task)
+{
+    kvf_select_args a = *(const kvf_select_args *)args;
+    a.masses.mass = NULL;
+    kvf_select_ref(&a, task);
+}
+
+/* A stride of scores: aligned for eight at once, or not. */
+static uint32_t stride_of(check *c, uint32_t pages)
+{
+    return check_below(c, 2) ? (uint32_t)kvf_round_up(pages, 8) : pages + check_below(c, 5);
+}
+
 /* Everything that a recorded step does between scores and attention, several times. A GPU may give
  * lists other slots than the reference, and where they meet in a bucket take other pages away:
  * where there are several rows every page has room. */
-static void select_case(check *c, uint32_t rows, uint32_t blocks_max, uint32_t ids_max)
+static void select_case(check *c, uint32_t rows, uint32_t blocks_max, uint32_t ids_max,
+                        bool of_masses)
 {
     check_rows w;
     if (!check_begin(c))
@@ -450,7 +513,7 @@ static void select_case(check *c, uint32_t rows, uint32_t blocks_max, uint32_t i
     kvf_select_args a = {.paging = w.p,
                          .rows = w.rows,
                          .ids_max = kvf_min_u32(ids_max, w.p.pages_max),
-                         .stride = w.p.pages_max + check_below(c, 5),
+                         .stride = stride_of(c, w.p.pages_max),
                          .work_stride = w.p.pages_max,
                          .arrival = (kvf_arrival)check_below(c, 3),
                          .row = w.row,
@@ -486,11 +549,13 @@ static void select_case(check *c, uint32_t rows, uint32_t blocks_max, uint32_t i
             scores[i] = turn == 1           ? (float)check_below(c, 3)
                         : check_below(c, 9) ? (float)check_normal(c)
                                             : -INFINITY;
-        if (turn == 3)
-            a.k = NULL; /* what was chosen last, again: nothing is missed */
+        if (turn == 3) /* what was chosen last, again: nothing is missed */
+            a.k = NULL, a.masses.mass = NULL;
+        else if (of_masses)
+            make_scored(c, &w, &a, turn == 1);
         for (uint32_t b = 0; b < w.rows; b++)
             w.row[b].use++;
-        CHECK_BOTH(c, select, &a);
+        check_both(c, of_masses ? select_given : c->ref->select, c->var->select, CHECK_ARGS(&a), 1);
         expect_chosen(c, &w, &a, turn == 3);
     }
 }
@@ -659,9 +724,15 @@ void check_lists(check *c)
     for (uint32_t i = 0; i < 10; i++)
         overlap_case(c);
     for (uint32_t i = 0; i < 14; i++)
-        select_case(c, 1 + i % 4, i ? 1 + 3 * i : 1100, 1 + check_below(c, KVF_SLOT_WAYS));
-    select_case(c, 2, 300, 700);   /* more than a GPU's block has threads */
-    select_case(c, 2, 1100, 3000); /* and more than its shared memory keeps */
+        select_case(c, 1 + i % 4, i ? 1 + 3 * i : 1100, 1 + check_below(c, KVF_SLOT_WAYS), i % 2);
+    for (uint32_t i = 0; i < 2; i++) {
+        select_case(c, 2, 300, 700, i);   /* more than a GPU's block has threads */
+        select_case(c, 2, 1100, 3000, i); /* and more than its shared memory keeps */
+    }
+    for (uint32_t i = 0; i < 8; i++)
+        select_case(c, 1 + i % 3, 20 + 90 * i, 1 + check_below(c, KVF_SLOT_WAYS), true);
+    select_case(c, 2, 600, 5000, true);  /* keys of a list in shared memory, of one block */
+    select_case(c, 2, 1100, 5000, true); /* and more than it has room for */
 }
 
 void check_spans(check *c)

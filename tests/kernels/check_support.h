@@ -128,6 +128,9 @@ void check_run(check *c, const kvf_kernels *table, kvf_task_fn fn, check_args ar
 void check_track(check *c, const char *name, void *data, size_t bytes);
 /* The memory of check_out, tracked. */
 void *check_changed(check *c, const char *name, size_t bytes);
+/* Masses, tops, sums and bits of what `a` says of lists, for reduce_mass; `has_ties`: of three
+ * values only. */
+void check_masses(check *c, kvf_reduce_mass_args *a, bool is_damaged, bool has_ties);
 /* Where blocks of a list are: one after the other, or anywhere among a few more. */
 const uint32_t *check_block_of(check *c, uint32_t blocks, uint32_t *all);
 #define CHECK_BOTH(c, op, args)                                                                    \
