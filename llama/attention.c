@@ -239,6 +239,7 @@ static kvl_reason put(kvl_plugin *p, const operation *o, uint32_t count)
                                       .v = kvl_shared(c, c->put_v),
                                       .slots = kvl_shared(c, c->put_slots)};
     p->counts.put += count;
+    o->layer->fresh += count;
     return kvf_blocks_put(c->blocks, &args, c->stream) == KVF_OK &&
                    kvf_stream_wait(c->stream) == KVF_OK
                ? KVL_SERVED
@@ -272,10 +273,12 @@ static kvl_outcome leave(kvl_plugin *p, const operation *o, kvl_reason reason)
         p->counts.prompt += o->rows;
     else
         kvl_leave(p, o->layer, reason, o->rows, NULL);
+    o->layer->stays |= !o->is_prompt; /* llama.cpp reads all of it, perhaps at every step */
     return KVL_LEFT;
 }
 
-/* The library's part of the cache is gone: the next step begins anew. */
+/* The library's part of the cache is gone: the next step begins anew, if llama.cpp has all of it.
+ */
 static kvl_outcome fail(kvl_plugin *p, const operation *o)
 {
     kvl_say("a pass failed: %s: %s", o->layer->k->name, kvf_runtime_error(o->cache->runtime)->text);
@@ -333,6 +336,7 @@ static kvl_outcome done(kvl_plugin *p, const operation *o)
     kvl_cache *c = o->cache;
     if (kvl_is_on_card(p, o->node) && !c->shape.is_off_card)
         kvl_write(p, o->node, o->out);
+    kvl_put_away_some(p, o->layer);
     if (o->is_prompt) {
         p->counts.prompt_served += o->rows;
         c->rows_count = 0; /* of a chunk, not of a step */
@@ -370,6 +374,8 @@ kvl_outcome kvl_attend(kvl_plugin *p, kvl_copies *copies, gg_tensor *node)
         return KVL_LEFT;
     o.layer->unattended = 0;
     kvl_reason reason = kvl_learn(p, o.layer, node);
+    if (o.layer->cache && o.layer->cache->is_lost)
+        return KVL_FAILED;
     if (reason == KVL_SERVED)
         reason = take_apart(p, &o);
     o.is_prompt = reason == KVL_SERVED && o.rows > p->settings.rows;
@@ -387,7 +393,7 @@ kvl_outcome kvl_attend(kvl_plugin *p, kvl_copies *copies, gg_tensor *node)
         reason = put_rows(p, &o);
     if (reason == KVL_SERVED)
         reason = call(&o);
-    if (reason == KVL_BROKEN)
+    if (reason == KVL_BROKEN || (o.cache && o.cache->is_lost))
         return fail(p, &o);
     return reason == KVL_SERVED ? done(p, &o) : leave(p, &o, reason);
 }

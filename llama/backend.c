@@ -77,9 +77,21 @@ static void watch(kvl_plugin *p, kvl_layer *l, uint32_t rows)
     l->unattended = rows;
 }
 
+/* Does a page of the cache lack its content for good? */
+static int is_lost(kvl_plugin *p, const gg_tensor *of)
+{
+    pthread_mutex_lock(&p->lock);
+    const kvl_layer *l = kvl_find_layer(p, of);
+    const int lost = l && l->cache && l->cache->is_lost;
+    pthread_mutex_unlock(&p->lock);
+    return lost;
+}
+
 /* A write to cells: of rows, or in place, as a shift of positions. */
 static int write_cells(kvl_plugin *p, instance *i, gg_tensor *node)
 {
+    if (is_lost(p, node))
+        return GG_FAILED;
     const int status = by_llama(p, i, node);
     pthread_mutex_lock(&p->lock);
     kvl_layer *l = kvl_find_layer(p, node);
@@ -105,8 +117,10 @@ static void verify(kvl_plugin *p, instance *i, gg_tensor *node)
     memcpy(own, output, bytes);
     if (by_llama(p, i, node) == GG_SUCCESS)
         theirs = kvl_on_host(p, &i->copies, node);
+    pthread_mutex_lock(&p->lock);
     if (theirs)
         kvl_compare(p, node, theirs, own);
+    pthread_mutex_unlock(&p->lock);
     kvl_write(p, node, own);
     free(own);
 }
@@ -116,12 +130,15 @@ static int attend(kvl_plugin *p, instance *i, gg_tensor *node)
     pthread_mutex_lock(&p->lock);
     p->threads = i->threads;
     const kvl_outcome outcome = kvl_attend(p, &i->copies, node);
+    pthread_mutex_unlock(&p->lock);
+    int status = outcome == KVL_FAILED ? GG_FAILED : GG_SUCCESS;
     if (outcome == KVL_VERIFY)
         verify(p, i, node);
-    pthread_mutex_unlock(&p->lock);
-    if (outcome == KVL_LEFT)
-        return by_llama(p, i, node);
-    return outcome == KVL_FAILED ? GG_FAILED : GG_SUCCESS;
+    else if (outcome == KVL_LEFT)
+        status = by_llama(p, i, node);
+    if (outcome != KVL_DONE)
+        kvl_put_away_again(p, node->src[1]);
+    return status;
 }
 
 static int graph_compute(gg_backend *backend, gg_graph *graph)

@@ -49,7 +49,10 @@ static kvl_buffer *find_buffer(const kvl_plugin *p, const gg_buffer *buffer)
 
 void kvl_layer_wrote(kvl_layer *l, size_t first, size_t end)
 {
-    if (l->cache && l->cache->chains && !kvl_the_plugin()->no_counts)
+    if (!l->cache || !l->cache->chains)
+        return;
+    kvl_bring_back(l, first, end);
+    if (!kvl_the_plugin()->no_counts)
         kvl_chains_wrote(l->cache->chains, l->index, first, end);
 }
 
@@ -58,7 +61,7 @@ static gg_buffer_i writing(gg_buffer *buffer, const gg_tensor *tensor, size_t of
 {
     kvl_plugin *p = kvl_the_plugin();
     const gg_tensor *of = tensor ? under_views(tensor) : NULL;
-    size_t first = 0, end = SIZE_MAX;
+    size_t first = 0, end = 0;
     if (of) {
         first = (tensor->view_offs + offset) / of->nb[1];
         end = (tensor->view_offs + offset + bytes - 1) / of->nb[1] + 1;
@@ -66,8 +69,14 @@ static gg_buffer_i writing(gg_buffer *buffer, const gg_tensor *tensor, size_t of
     pthread_mutex_lock(&p->lock);
     const kvl_buffer *b = find_buffer(p, buffer);
     for (kvl_layer *l = b->layers; l; l = l->next)
-        if (!of || l->k == of || l->v == of)
+        if (!of) {
+            kvl_pages_forget(l);
+            kvl_layer_wrote(l, 0, SIZE_MAX);
+        } else if (l->k == of || l->v == of) {
             kvl_layer_wrote(l, first, end);
+        }
+    for (kvl_cache *c = b->caches; c && !of; c = c->next)
+        c->is_lost = 0;
     const gg_buffer_i original = b->original;
     pthread_mutex_unlock(&p->lock);
     return original;
@@ -81,7 +90,7 @@ static int is_of_malloc(const kvl_plugin *p, const gg_buffer *buffer)
 /* Parts of a layer that were never written take no memory. Buffers of no size have tensors without
  * data.
  */
-static void give_back(const kvl_plugin *p, const kvl_layer *l)
+static void give_back(const kvl_plugin *p, kvl_layer *l)
 {
     const gg_tensor *const both[] = {l->k, l->v};
     for (int i = 0; i < 2; i++) {
@@ -89,13 +98,28 @@ static void give_back(const kvl_plugin *p, const kvl_layer *l)
         const size_t bytes = t->nb[2] * (size_t)t->ne[2];
         if (t->data && t->buffer->size >= bytes && is_of_malloc(p, t->buffer))
             kvl_give_back_zeros(t->data, bytes);
+        else
+            l->stays = 1;
     }
+    kvl_pages_learn(p, l);
 }
 
 static void set_tensor(gg_buffer *buffer, gg_tensor *tensor, const void *data, size_t offset,
                        size_t size)
 {
     writing(buffer, tensor, offset, size).set_tensor(buffer, tensor, data, offset, size);
+    kvl_put_away_again(kvl_the_plugin(), tensor);
+}
+
+static void get_tensor(gg_buffer *buffer, const gg_tensor *tensor, void *data, size_t offset,
+                       size_t size)
+{
+    kvl_plugin *p = kvl_the_plugin();
+    pthread_mutex_lock(&p->lock);
+    const gg_buffer_i original = find_buffer(p, buffer)->original;
+    pthread_mutex_unlock(&p->lock);
+    original.get_tensor(buffer, tensor, data, offset, size);
+    kvl_put_away_again(p, tensor);
 }
 
 static void memset_tensor(gg_buffer *buffer, gg_tensor *tensor, uint8_t value, size_t offset,
@@ -122,6 +146,8 @@ static void free_buffer(gg_buffer *buffer)
     while ((b = *at)->buffer != buffer)
         at = &b->next;
     *at = b->next;
+    for (kvl_layer *l = b->layers; l; l = l->next)
+        kvl_pages_forget(l);
     for (kvl_cache *c; (c = b->caches); free(c)) {
         kvl_cache_reset(p, c);
         b->caches = c->next;
@@ -144,10 +170,11 @@ kvl_buffer *kvl_buffer_of(kvl_plugin *p, gg_buffer *buffer)
     p->buffers = b;
     buffer->iface.free_buffer = free_buffer;
     buffer->iface.set_tensor = set_tensor;
+    buffer->iface.get_tensor = get_tensor;
     buffer->iface.memset_tensor = memset_tensor;
     buffer->iface.clear = clear;
-    /* Without these ggml sets tensors. */
-    buffer->iface.set_tensor_2d = buffer->iface.cpy_tensor = NULL;
+    /* Without these ggml sets and gets tensors. */
+    buffer->iface.set_tensor_2d = buffer->iface.get_tensor_2d = buffer->iface.cpy_tensor = NULL;
     return b;
 }
 
@@ -233,6 +260,8 @@ kvl_reason kvl_learn(kvl_plugin *p, kvl_layer *l, const gg_tensor *node)
         return KVL_MEMORY;
     l->v = values;
     l->index = l->cache->layers++;
+    l->sibling = l->cache->members;
+    l->cache->members = l;
     give_back(p, l);
     return KVL_SERVED;
 }
@@ -246,6 +275,7 @@ static size_t lay_out(kvl_cache *c, const kvl_chains_config *chains, char *arena
     KVF_CARVE(&carver, c->rows, c->rows_max);
     KVF_CARVE(&carver, c->sets, c->rows_max + 1, c->shape.cells / 64);
     KVF_CARVE(&carver, c->put_cells, KVL_PUT);
+    KVF_CARVE(&carver, c->homes, KVL_PUT);
     KVF_CARVE(&carver, c->chains_memory, kvl_chains_bytes(chains));
     return carver.bytes;
 }
@@ -289,6 +319,12 @@ kvl_counts kvl_counts_now(const kvl_plugin *p)
 void kvl_cache_reset(kvl_plugin *p, kvl_cache *c)
 {
     kvf_stream_destroy(c->stream); /* waits, also after a failure */
+    c->stream = NULL;
+    if (c->chains && kvf_stream_create(c->runtime, &c->stream) == KVF_OK) {
+        for (kvl_layer *l = c->members; l; l = l->sibling)
+            kvl_bring_back(l, 0, SIZE_MAX);
+        kvf_stream_destroy(c->stream);
+    }
     add_counts(c, &p->counts);
     kvf_blocks_close(c->blocks);
     if (c->codes)
@@ -316,11 +352,11 @@ static kvf_status open_runtime(kvl_plugin *p, kvf_error *error)
     return kvf_runtime_open(&rc, &p->runtime, error);
 }
 
-/* Blocks beside one for every 32 cells: of every chain the one that it does not fill, and one to
- * copy to. A small cache has few sequences; where it has more, chains give way to each other. */
+/* Blocks beside one for every 32 cells: of every chain the one that it does not fill. A small cache
+ * has few sequences; where it has more, chains give way to each other. */
 static uint32_t spare_blocks(const kvl_settings *settings, uint32_t blocks)
 {
-    const uint32_t all = 2 * (settings->rows + KVL_CHAINS), few = blocks / 4 + 16;
+    const uint32_t all = settings->rows + KVL_CHAINS, few = blocks / 4 + 16;
     return all < few ? all : few;
 }
 
@@ -364,7 +400,9 @@ kvf_status kvl_plan_make(kvf_runtime *runtime, const kvl_settings *settings, kvl
                                        .streams = c->shape.streams,
                                        .blocks = b->block_count,
                                        .chains = settings->rows + KVL_CHAINS,
-                                       .budget = c->budget};
+                                       .budget = c->budget,
+                                       .before = kvl_bring_cell,
+                                       .user = c};
     plan->codes = plan->memory.code_bytes * b->block_count * c->layers;
     plan->own = lay_out(c, &plan->chains, NULL) + lay_out_shared(c, NULL);
     return KVF_OK;
@@ -414,12 +452,12 @@ static void say_first(const kvl_cache *c, const kvl_layer *layer, const kvl_plan
     const size_t each = (k->nb[2] + v->nb[2]) * (size_t)k->ne[2]; /* of llama.cpp */
     const double host = (double)plan->memory.host_bytes, codes = (double)plan->codes;
     const double device = (double)plan->memory.device_bytes, own = (double)plan->own;
-    kvl_say("serving %u layers%s, %u cells of room, %.0f MiB beside llama.cpp's %.0f, budget %u; "
+    kvl_say("serving %u layers%s, %u cells of room, %.0f MiB %s llama.cpp's %.0f, budget %u; "
             "blocks=%u host=%.0f device=%.0f codes=%.0f own=%.0f",
             c->layers, c->shape.is_off_card ? " on the card" : "",
             plan->blocks.block_count * KVL_BLOCK, (host + device + codes + own) / 1048576.0,
-            (double)(c->layers * each) / 1048576.0, c->budget, plan->blocks.block_count, host,
-            device, codes, own);
+            layer->stays ? "beside" : "instead of", (double)(c->layers * each) / 1048576.0,
+            c->budget, plan->blocks.block_count, host, device, codes, own);
 }
 
 kvl_reason kvl_cache_ready(kvl_plugin *p, kvl_layer *layer)

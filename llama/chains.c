@@ -128,10 +128,24 @@ static void give_back(kvl_chains *s, int32_t id)
         s->unused[s->unused_count++] = id;
 }
 
+/* A place of the chain goes: its cell is asked for, unless another chain goes on with the place. */
+static void ask(const kvl_chains *s, const kvl_chain *h, uint32_t place)
+{
+    const int32_t id = h->table[place / KVL_BLOCK];
+    int stays = !s->c.before;
+    for (const kvl_chain *o = s->chains; s->blocks[id].refs > 1 && o < s->chains + s->top; o++)
+        stays |= o != h && o->length > place && o->table[place / KVL_BLOCK] == id;
+    if (!stays)
+        s->c.before(s->c.user, KVL_ALL_LAYERS,
+                    (size_t)h->stream * s->c.cells + kvl_chain_cell(s, h, place));
+}
+
 static void shorten(kvl_chains *s, kvl_chain *h, uint32_t length)
 {
-    for (uint32_t i = length; i < h->length; i++)
+    for (uint32_t i = length; i < h->length; i++) {
+        ask(s, h, i);
         flip(h->bits, kvl_chain_cell(s, h, i));
+    }
     const uint32_t keep = (length + KVL_BLOCK - 1) / KVL_BLOCK;
     for (uint32_t b = (h->length + KVL_BLOCK - 1) / KVL_BLOCK; b > keep; b--)
         give_back(s, h->table[b - 1]);
@@ -187,15 +201,19 @@ static int lay(kvl_chains *s, kvl_chain *h, uint32_t place, uint32_t cell)
         if (own < 0)
             return 0;
         if (!is_new) {
+            for (uint32_t i = place - place % KVL_BLOCK, n = 0; n < KVL_BLOCK && i < h->length; n++)
+                ask(s, h, i++);
             memcpy(s->blocks[own].cells, s->blocks[*id].cells, sizeof s->blocks[own].cells);
             give_back(s, *id);
         }
         *id = own;
     }
-    if (place == h->length)
+    if (place == h->length) {
         h->length++;
-    else
+    } else {
+        ask(s, h, place);
         flip(h->bits, kvl_chain_cell(s, h, place));
+    }
     s->blocks[*id].cells[place % KVL_BLOCK] = cell;
     for (uint32_t l = 0; l < s->c.layers; l++)
         *put_of(s, l, *id) &= ~(1u << place % KVL_BLOCK);
@@ -361,17 +379,38 @@ kvl_chain *kvl_chains_find(kvl_chains *s, uint32_t stream, const uint64_t *set, 
 
 /* ---- stale places ---- */
 
-void kvl_chains_wrote(kvl_chains *s, uint32_t layer, size_t first, size_t end)
+/* Put places of cells in a layer: they are stale from now on, or told. */
+static void visit(const kvl_chains *s, uint32_t layer, size_t first, size_t end, int64_t *slots)
 {
     for (const kvl_chain *h = s->chains; h < s->chains + s->top; h++) {
         const size_t base = (size_t)h->stream * s->c.cells;
         size_t at = first > base ? first : base;
         for (; h->length && at < end && at < base + s->c.cells; at++) {
-            const uint32_t cell = (uint32_t)(at - base), place = h->place[cell];
-            if (is_in(h->bits, cell))
-                *put_of(s, layer, h->table[place / KVL_BLOCK]) &= ~(1u << place % KVL_BLOCK);
+            const uint32_t cell = (uint32_t)(at - base);
+            if (!is_in(h->bits, cell))
+                continue;
+            const int32_t id = h->table[h->place[cell] / KVL_BLOCK];
+            const uint32_t offset = h->place[cell] % KVL_BLOCK;
+            uint32_t *put = put_of(s, layer, id);
+            if (!slots)
+                *put &= ~(1u << offset);
+            else if (*put >> offset & 1)
+                slots[at - first] = (int64_t)id * KVL_BLOCK + offset;
         }
     }
+}
+
+void kvl_chains_wrote(kvl_chains *s, uint32_t layer, size_t first, size_t end)
+{
+    visit(s, layer, first, end, NULL);
+}
+
+void kvl_chains_homes(const kvl_chains *s, uint32_t layer, size_t first, uint32_t count,
+                      int64_t *slots)
+{
+    for (uint32_t i = 0; i < count; i++)
+        slots[i] = -1;
+    visit(s, layer, first, first + count, slots);
 }
 
 uint32_t kvl_chain_stale(kvl_chains *s, const kvl_chain *h, uint32_t layer, uint32_t length,
@@ -385,8 +424,10 @@ uint32_t kvl_chain_stale(kvl_chains *s, const kvl_chain *h, uint32_t layer, uint
         for (uint32_t at = 0; ~*put && at < KVL_BLOCK && first + at < length && n < room; at++) {
             if (*put >> at & 1)
                 continue;
-            *put |= 1u << at;
             cells[n] = base + s->blocks[id].cells[at];
+            if (s->c.before)
+                s->c.before(s->c.user, layer, cells[n]);
+            *put |= 1u << at;
             slots[n++] = (int64_t)id * KVL_BLOCK + at;
         }
     }

@@ -27,6 +27,8 @@ enum { KVL_BLOCK = 32 };
 typedef struct kvl_chains kvl_chains;
 typedef struct kvl_chain kvl_chain;
 
+enum { KVL_ALL_LAYERS = 0xffffffff };
+
 typedef struct kvl_chains_config {
     uint32_t layers;
     uint32_t cells;   /* of a stream, a multiple of 64 */
@@ -34,6 +36,10 @@ typedef struct kvl_chains_config {
     uint32_t blocks;  /* of the library */
     uint32_t chains;  /* kept at once, at least as many as rows of a call */
     uint32_t budget;  /* sets of at most so many cells are attended whole: their order is free */
+    /* Called before a place of a cell (stream * cells + cell) goes, or another place gets the cell:
+     * its token may be in no place of the layer afterwards. NULL = nobody asks. */
+    void (*before)(void *user, uint32_t layer, size_t cell);
+    void *user;
 } kvl_chains_config;
 
 /** Bytes that they take; those of a chain are touched when it is used. */
@@ -73,5 +79,10 @@ uint32_t kvl_chain_cell(const kvl_chains *chains, const kvl_chain *chain, uint32
  */
 uint32_t kvl_chain_stale(kvl_chains *chains, const kvl_chain *chain, uint32_t layer,
                          uint32_t length, size_t *cells, int64_t *slots, uint32_t room);
+
+/** Where cells (stream * cells + cell) from @p first on are put in a layer.
+ * @param slots  [count] receives block * 32 + offset; -1 = nowhere */
+void kvl_chains_homes(const kvl_chains *chains, uint32_t layer, size_t first, uint32_t count,
+                      int64_t *slots);
 
 #endif

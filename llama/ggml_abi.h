@@ -67,7 +67,8 @@ typedef struct gg_buffer_i {
                           size_t size);
     void (*set_tensor)(gg_buffer *buffer, gg_tensor *tensor, const void *data, size_t offset,
                        size_t size);
-    void *get_tensor;
+    void (*get_tensor)(gg_buffer *buffer, const gg_tensor *tensor, void *data, size_t offset,
+                       size_t size);
     void *set_tensor_2d, *get_tensor_2d, *cpy_tensor;
     void (*clear)(gg_buffer *buffer, uint8_t value);
     void *reset;

@@ -22,15 +22,18 @@ EXPORTED gg_registry *ggml_backend_init(void);
 EXPORTED const char *kvferry_llama_plan(const char *settings, const uint32_t *shape,
                                         uint64_t *bytes);
 
-/* A library for tests sees no writes. */
-#ifndef KVL_UNCOUNTED
-#define KVL_UNCOUNTED 0
+/* Libraries for tests: 1 sees no writes, 2 brings no pages back. */
+#ifndef KVL_CONTROL
+#define KVL_CONTROL 0
 #endif
 
 enum { PLANNED = 6 }; /* numbers of a shape that a plan is asked for */
 
-static kvl_plugin the_plugin = {
-    .lock = PTHREAD_MUTEX_INITIALIZER, .threads = 1, .no_counts = KVL_UNCOUNTED};
+static kvl_plugin the_plugin = {.lock = PTHREAD_ERRORCHECK_MUTEX_INITIALIZER_NP,
+                                .threads = 1,
+                                .no_counts = KVL_CONTROL == 1,
+                                .no_return = KVL_CONTROL == 2,
+                                .away_at = KVL_AWAY};
 
 kvl_plugin *kvl_the_plugin(void)
 {

@@ -51,15 +51,28 @@ typedef struct kvl_counts {
 
 typedef struct kvl_cache kvl_cache;
 
+/** The whole system pages of a tensor. */
+typedef struct kvl_pages {
+    char *first;
+    size_t count;
+    size_t before;       /* bytes of the tensor in front of the first */
+    size_t row;          /* bytes of a cell */
+    unsigned char *away; /* [count] whether what belongs there is the library's alone; NULL = no */
+} kvl_pages;
+
 /** Keys and values of a layer, as llama.cpp has them. */
 typedef struct kvl_layer {
     struct kvl_layer *next;
-    const gg_tensor *k, *v; /* v: NULL until attention to them was seen */
-    uint32_t unattended;    /* rows that were written since somebody attended to them */
-    int is_left;            /* their attention is not ours */
-    kvl_cache *cache;       /* NULL until attention was seen */
-    uint32_t index;         /* of the layer in it */
-    uint64_t steps;         /* of verify */
+    struct kvl_layer *sibling; /* in the cache */
+    const gg_tensor *k, *v;    /* v: NULL until attention to them was seen */
+    uint32_t unattended;       /* rows that were written since somebody attended to them */
+    int is_left;               /* their attention is not ours */
+    kvl_cache *cache;          /* NULL until attention was seen */
+    uint32_t index;            /* of the layer in it */
+    uint64_t steps;            /* of verify */
+    int stays;                 /* llama.cpp's memory of it is never put away */
+    kvl_pages pages[2];        /* of k, of v */
+    size_t fresh, back;        /* tokens put, and pages brought back, since pages were put away */
 } kvl_layer;
 
 /** A row of the latest step: the set of cells that it sees. */
@@ -80,8 +93,10 @@ struct kvl_cache {
     kvl_cache *next;
     kvl_shape shape;
     uint32_t layers;
+    kvl_layer *members;
     kvl_reason refused; /* KVL_SERVED as long as it is not */
     uint32_t said;      /* bits of reasons */
+    int is_lost;        /* tokens that the library alone had cannot be read: every pass fails */
     /* of an open one */
     kvf_runtime *runtime;
     kvf_blocks *blocks;
@@ -94,6 +109,7 @@ struct kvl_cache {
     uint32_t rows_count;
     uint64_t *sets;    /* [rows_max + 1][cells / 64] */
     size_t *put_cells; /* [KVL_PUT], as those of a put that follow */
+    int64_t *homes;    /* likewise: of cells of pages */
     char *chains_memory;
     /* what the library reads lies in memory that its device reads, too */
     char *shared;
@@ -128,6 +144,8 @@ struct kvl_plugin {
     double told_at; /* the latest summary */
     uint32_t said;  /* bits of reasons, where no cache is known */
     int no_counts;  /* for a control of tests: no write is seen */
+    int no_return;  /* for another one: pages that come back are zeros */
+    size_t away_at; /* fewest fresh tokens of a layer at which pages are put away */
 };
 
 /** The plug-in of this process. */
@@ -135,6 +153,7 @@ kvl_plugin *kvl_the_plugin(void);
 
 enum {
     KVL_PUT = 256,  /* tokens that are put in a call */
+    KVL_AWAY = 64,  /* away_at, but in tests */
     KVL_CHAINS = 16 /* beside those of a step's rows */
 };
 
@@ -189,8 +208,33 @@ kvl_outcome kvl_attend(kvl_plugin *p, kvl_copies *copies, gg_tensor *node);
 /** Compare the output of a step with llama.cpp's own. */
 void kvl_compare(kvl_plugin *p, const gg_tensor *node, const float *theirs, const float *own);
 
+/* put_away.c: pages of llama.cpp's cache that the library's pages stand for. */
+
+/** The pages of a layer that is known, and whether they may be put away. */
+void kvl_pages_learn(const kvl_plugin *p, kvl_layer *layer);
+/** Tokens were put: now and then, pages of a layer whose tokens the library has are given back to
+ * the system. Whoever touches one of them gets it again. */
+void kvl_put_away_some(const kvl_plugin *p, kvl_layer *layer);
+/** A reader that is not ours is done: pages that it got are put away again. */
+void kvl_put_away_again(kvl_plugin *p, const gg_tensor *of);
+/** Bring cells of a layer, numbered over all streams, back. */
+void kvl_bring_back(kvl_layer *layer, size_t first, size_t end);
+/** Bring a cell back in a layer of a cache, or in all of them: of kvl_chains_config. */
+void kvl_bring_cell(void *cache, uint32_t layer, size_t cell);
+/** All memory is there, whatever is in it. */
+void kvl_pages_forget(kvl_layer *layer);
+
 /* resident.c */
 
+/** Whole pages are a fault to write. @return 0 = they are not */
+int kvl_pages_guard(void *pages, size_t bytes);
+/** Whole pages are given back, and a fault to touch. @return 0 = they are as they were */
+int kvl_pages_hide(void *pages, size_t bytes);
+/** Hidden pages have this content (NULL: zeros), at once for every thread. @return 0 = they have
+ * not */
+int kvl_pages_show(void *pages, size_t bytes, const void *content);
+/** Whether both can be done here. */
+int kvl_can_hide(void);
 /** Pages of zeros in this memory, which malloc gave, take none until they are written. */
 void kvl_give_back_zeros(void *memory, size_t bytes);
 /** Zeros everywhere; pages of them take no memory. */

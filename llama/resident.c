@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Memory of llama.cpp's cache that holds nothing. llama.cpp clears all of it, so that every page of
- * a context is in memory before a token is. Pages of zeros go back to the system here: they read as
- * they did, and take memory when they are written.
+ * Memory of llama.cpp's cache that holds nothing, or what is elsewhere. llama.cpp clears all of it,
+ * so that every page of a context is in memory before a token is. Pages of zeros go back to the
+ * system here: they read as they did, and take memory when they are written. Hidden pages go back,
+ * too, and are a fault to touch.
  *
  * Knows nothing of tensors. Nobody writes the memory meanwhile.
  */
 
+#include <fcntl.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -57,4 +59,51 @@ void kvl_clear(void *memory, size_t bytes)
     }
     memset(all, 0, before);
     memset(pages + whole, 0, bytes - before - whole);
+}
+
+/* ---- hidden pages ---- */
+
+int kvl_pages_guard(void *pages, size_t bytes)
+{
+    return mprotect(pages, bytes, PROT_READ) == 0;
+}
+
+int kvl_pages_hide(void *pages, size_t bytes)
+{
+    if (mprotect(pages, bytes, PROT_NONE) == 0 && madvise(pages, bytes, MADV_DONTNEED) == 0)
+        return 1;
+    (void)mprotect(pages, bytes, PROT_READ | PROT_WRITE); /* as of locked memory */
+    return 0;
+}
+
+/* By the file of the process's memory, for which protection does not count: no thread reads a page
+ * before all of it is there. */
+static int write_hidden(char *pages, size_t bytes, const char *content)
+{
+    const int memory = open("/proc/self/mem", O_WRONLY | O_CLOEXEC);
+    ssize_t done = memory < 0 ? -1 : 0;
+    for (size_t at = 0; done >= 0 && at < bytes; at += (size_t)done)
+        if ((done = pwrite(memory, content + at, bytes - at, (off_t)(uintptr_t)(pages + at))) == 0)
+            done = -1;
+    if (memory >= 0)
+        close(memory);
+    return done >= 0;
+}
+
+int kvl_pages_show(void *pages, size_t bytes, const void *content)
+{
+    return (!content || write_hidden(pages, bytes, content)) &&
+           mprotect(pages, bytes, PROT_READ | PROT_WRITE) == 0;
+}
+
+int kvl_can_hide(void)
+{
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    char *trial = mmap(NULL, page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (trial == MAP_FAILED)
+        return 0;
+    const int can = kvl_pages_hide(trial, page) && kvl_pages_show(trial, sizeof "1", "1") &&
+                    trial[0] == '1' && trial[page - 1] == 0;
+    munmap(trial, page);
+    return can;
 }

@@ -6,10 +6,11 @@ usage: llama_times.py FOLDER MODEL KIND DEPTH STEPS
 Without steps, STEPS 0, it is the prompt of so many tokens that is timed, in micro batches of 512.
 
 The KV cache is filled from a state that was made longer, because a prompt of that length would take hours. Prints
-JSON: seconds of every step, of the clock and of the process's threads.
+JSON: seconds of every step, of the clock and of the process's threads, and MiB that are resident at the end.
 """
 import json
 import os
+import re
 import struct
 import sys
 import time
@@ -82,7 +83,9 @@ def main():
         context.remove(0)
         times = [timed(lambda: context.prompt(random.integers(5, model.tokens, depth).tolist()))]
     clock, threads = zip(*times)
-    print(json.dumps({"clock": clock, "threads": threads}))
+    with open("/proc/self/status", encoding="utf-8") as text:
+        resident = int(re.search(r"VmRSS:\s+(\d+)", text.read()).group(1)) >> 10
+    print(json.dumps({"clock": clock, "threads": threads, "resident": resident}))
     context.close()
     model.close()
 

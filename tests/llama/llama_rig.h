@@ -19,7 +19,9 @@ typedef struct rig_options {
     int type;            /* of the cache; 0 = F16 */
     int streams;         /* 0 = 1 */
     const char *setting; /* KVFERRY_LLAMA; NULL = budget=full */
-    int no_counts, no_hooks;
+    int no_counts, no_hooks, no_return;
+    int is_plain; /* the CPU computes, and the plug-in is asked nothing */
+    int away_at;  /* tokens at which pages are put away, and most outputs not looked at; 0 = 64 */
     float cap;
 } rig_options;
 
@@ -52,6 +54,8 @@ void rig_close(rig *r);
 /** Load the plug-in with these settings; NULL = it did not load. */
 gg_registry *rig_load(const char *setting);
 const char *rig_said(void);
+/** Pages of llama.cpp's caches that are away. */
+size_t rig_away(void);
 /** From here to rig_said standard error is caught. */
 void rig_listen(void);
 void rig_unload(void);

@@ -333,6 +333,13 @@ static void memset_tensor(gg_buffer *buffer, gg_tensor *tensor, uint8_t value, s
     memset((char *)tensor->data + offset, value, size);
 }
 
+static void get_tensor(gg_buffer *buffer, const gg_tensor *tensor, void *data, size_t offset,
+                       size_t size)
+{
+    (void)buffer;
+    memcpy(data, (const char *)tensor->data + offset, size);
+}
+
 static bool cpy_tensor(gg_buffer *buffer, const gg_tensor *from, gg_tensor *to)
 {
     (void)buffer;
@@ -366,6 +373,7 @@ gg_buffer *ggml_backend_buft_alloc_buffer(gg_buffer_type *type, size_t size)
                              .base = base,
                              .set_tensor = set_tensor,
                              .memset_tensor = memset_tensor,
+                             .get_tensor = get_tensor,
                              .cpy_tensor = cpy_tensor,
                              .clear = clear};
     b->buft = type;
@@ -409,6 +417,11 @@ gg_buffer *standin_place(gg_tensor *const *tensors, int count)
 void standin_set_tensor(gg_tensor *tensor, const void *data, size_t offset, size_t size)
 {
     tensor->buffer->iface.set_tensor(tensor->buffer, tensor, data, offset, size);
+}
+
+void standin_get_tensor(const gg_tensor *tensor, void *data, size_t offset, size_t size)
+{
+    tensor->buffer->iface.get_tensor(tensor->buffer, tensor, data, offset, size);
 }
 
 void standin_clear(gg_buffer *buffer, uint8_t value)

@@ -48,6 +48,7 @@ GG_FUNCTIONS(DECLARE)
 const char *ggml_version(void);
 
 void standin_set_tensor(gg_tensor *tensor, const void *data, size_t offset, size_t size);
+void standin_get_tensor(const gg_tensor *tensor, void *data, size_t offset, size_t size);
 void standin_clear(gg_buffer *buffer, uint8_t value);
 
 #endif

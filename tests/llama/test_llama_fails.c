@@ -7,6 +7,11 @@
  * The linker sends those calls to functions of this file (--wrap).
  */
 
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include "llama_rig.h"
 
 #define ROUNDING 0.01
@@ -22,14 +27,14 @@ static int fails(void)
     return now == __atomic_load_n(&at, __ATOMIC_RELAXED);
 }
 
-static int allocations_count; /* else calls of the library do */
+static enum { CALLS, ALLOCATIONS, READS } what; /* is counted */
 
 #define WRAP(name, parameters, arguments)                                                          \
     kvf_status __real_##name parameters;                                                           \
     kvf_status __wrap_##name parameters;                                                           \
     kvf_status __wrap_##name parameters                                                            \
     {                                                                                              \
-        if (!allocations_count && fails())                                                         \
+        if (what == CALLS && fails())                                                              \
             return KVF_DEVICE_FAILED;                                                              \
         return __real_##name arguments;                                                            \
     }
@@ -54,6 +59,17 @@ WRAP(kvf_stream_wait, (kvf_stream * stream), (stream))
 WRAP(kvf_pinned_alloc, (kvf_runtime * runtime, size_t bytes, void **host, void **device),
      (runtime, bytes, host, device))
 
+kvf_status __real_kvf_blocks_get_sized(kvf_blocks *b, const kvf_blocks_get_args *args, size_t size,
+                                       kvf_stream *stream);
+kvf_status __wrap_kvf_blocks_get_sized(kvf_blocks *b, const kvf_blocks_get_args *args, size_t size,
+                                       kvf_stream *stream);
+kvf_status __wrap_kvf_blocks_get_sized(kvf_blocks *b, const kvf_blocks_get_args *args, size_t size,
+                                       kvf_stream *stream)
+{
+    return what != ALLOCATIONS && fails() ? KVF_DEVICE_FAILED
+                                          : __real_kvf_blocks_get_sized(b, args, size, stream);
+}
+
 kvf_status __real_kvf_blocks_open(kvf_runtime *runtime, const kvf_blocks_config *config,
                                   kvf_blocks **out, kvf_error *error);
 kvf_status __wrap_kvf_blocks_open(kvf_runtime *runtime, const kvf_blocks_config *config,
@@ -61,7 +77,7 @@ kvf_status __wrap_kvf_blocks_open(kvf_runtime *runtime, const kvf_blocks_config 
 kvf_status __wrap_kvf_blocks_open(kvf_runtime *runtime, const kvf_blocks_config *config,
                                   kvf_blocks **out, kvf_error *error)
 {
-    if (!allocations_count && fails()) {
+    if (what == CALLS && fails()) {
         *error = (kvf_error){.status = KVF_OUT_OF_MEMORY, .text = "no room"};
         return KVF_OUT_OF_MEMORY;
     }
@@ -72,21 +88,21 @@ void *__real_malloc(size_t bytes);
 void *__wrap_malloc(size_t bytes);
 void *__wrap_malloc(size_t bytes)
 {
-    return allocations_count && fails() ? NULL : __real_malloc(bytes);
+    return what == ALLOCATIONS && fails() ? NULL : __real_malloc(bytes);
 }
 
 void *__real_calloc(size_t count, size_t bytes);
 void *__wrap_calloc(size_t count, size_t bytes);
 void *__wrap_calloc(size_t count, size_t bytes)
 {
-    return allocations_count && fails() ? NULL : __real_calloc(count, bytes);
+    return what == ALLOCATIONS && fails() ? NULL : __real_calloc(count, bytes);
 }
 
 void *__real_realloc(void *old, size_t bytes);
 void *__wrap_realloc(void *old, size_t bytes);
 void *__wrap_realloc(void *old, size_t bytes)
 {
-    return allocations_count && fails() ? NULL : __real_realloc(old, bytes);
+    return what == ALLOCATIONS && fails() ? NULL : __real_realloc(old, bytes);
 }
 
 static void arm(int64_t call)
@@ -99,7 +115,8 @@ static void arm(int64_t call)
  */
 static int attend_once(int64_t call, int allocations)
 {
-    rig *r = rig_open(&(rig_options){.setting = "budget=full rows=2 prompts=kvferry"});
+    rig *r =
+        rig_open(&(rig_options){.setting = "budget=full rows=2 prompts=kvferry", .away_at = 1});
     rig_set set[1] = {{0}}, prompt[3];
     int64_t cells[100];
     rig_listen();
@@ -111,7 +128,7 @@ static int attend_once(int64_t call, int allocations)
     }
     for (int layer = 0; layer < RIG_LAYERS; layer++)
         assert_int_equal(rig_write(r, layer, cells, 100), GG_SUCCESS);
-    allocations_count = allocations;
+    what = allocations ? ALLOCATIONS : CALLS;
     arm(call);
     int failed = 0;
     for (int layer = 0; layer < RIG_LAYERS; layer++) {
@@ -153,6 +170,74 @@ static void allocations_fail_once(void **state)
     assert_true(call > 1);
 }
 
+/* 200 tokens of a rig whose pages are away, as far as they can be. */
+static rig *away(rig_set set)
+{
+    rig *r = rig_open(&(rig_options){.away_at = 1});
+    int64_t cells[200];
+    for (int64_t cell = 0; cell < 200; cell++) {
+        rig_add(set, (uint32_t)cell);
+        cells[cell] = cell;
+    }
+    r->attentions = 1; /* nobody looks at the outputs */
+    assert_int_equal(rig_pass(r, cells, 200, 1, 0, 1, (rig_set *)set), GG_SUCCESS);
+    assert_true(rig_away() > 10);
+    what = READS;
+    return r;
+}
+
+/* Tokens that llama.cpp has no more, and the library gives no more: no pass, until all is cleared.
+ */
+static void what_is_lost_is_never_used(void **state)
+{
+    (void)state;
+    rig_set set[1] = {{0}};
+    rig *r = away(set[0]);
+    rig_listen();
+    const int64_t cell = 200;
+    assert_int_equal(rig_write(r, 0, &cell, 1), GG_SUCCESS);
+    rig_take(set[0], 100);
+    rig_add(set[0], 200); /* takes the place of 100, which has to come back before */
+    arm(1);
+    assert_int_equal(rig_attend(r, 0, 1, 0, 1, set), GG_FAILED);
+    arm(0);
+    assert_int_equal(rig_attend(r, 1, 1, 0, 1, set), GG_FAILED);
+    assert_int_equal(rig_write(r, 1, &cell, 1), GG_FAILED);
+    standin_clear(r->buffer, 0);
+    r->o.away_at = 0;
+    assert_int_equal(rig_pass(r, &cell, 1, 1, 0, 1, set), GG_SUCCESS);
+    assert_true(r->by_kvferry && r->worst < ROUNDING);
+    rig_close(r);
+    assert_non_null(strstr(rig_said(), "cannot be read back"));
+    rig_unload();
+}
+
+/* A reader that gets no page gets none of zeros: the process ends, as at any other fault. */
+static void a_reader_never_sees_what_is_not_there(void **state)
+{
+    (void)state;
+    for (int is_fault = 0; is_fault < 2; is_fault++) {
+        rig_set set[1] = {{0}};
+        const pid_t child = fork();
+        if (!child) {
+            const struct rlimit none = {0, 0};
+            setrlimit(RLIMIT_CORE, &none);
+            signal(SIGSEGV, SIG_DFL);
+            rig *r = away(set[0]);
+            rig_listen();
+            volatile const char *byte = (const char *)r->k[0]->data + r->k[0]->nb[2] / 2;
+            arm(is_fault);
+            rig_is_inside = 1;
+            (void)*byte;
+            _exit(0);
+        }
+        int how = 0;
+        assert_int_equal(waitpid(child, &how, 0), child);
+        assert_true(is_fault ? WIFSIGNALED(how) && WTERMSIG(how) == SIGSEGV
+                             : WIFEXITED(how) && WEXITSTATUS(how) == 0);
+    }
+}
+
 static void llamas_own_kernels_fail(void **state)
 {
     (void)state;
@@ -167,5 +252,9 @@ static void llamas_own_kernels_fail(void **state)
 
 int main(void)
 {
-    return unit_run(calls_of_the_library_fail_once, allocations_fail_once, llamas_own_kernels_fail);
+    if (rig_has_card()) /* no page of its caches goes */
+        return unit_run(calls_of_the_library_fail_once, allocations_fail_once,
+                        llamas_own_kernels_fail);
+    return unit_run(a_reader_never_sees_what_is_not_there, calls_of_the_library_fail_once,
+                    allocations_fail_once, what_is_lost_is_never_used, llamas_own_kernels_fail);
 }

@@ -78,9 +78,19 @@ static void state(wanderer *w)
     gg_tensor *t = below(w, 2) ? w->r->k[layer] : w->r->v[layer];
     const size_t row = t->nb[1], cell = below(w, RIG_CELLS - 40), n = (1 + below(w, 40)) * row;
     char *bytes = malloc(n);
-    memcpy(bytes, (const char *)t->data + below(w, RIG_CELLS - 40) * row, n);
+    standin_get_tensor(t, bytes, below(w, RIG_CELLS - 40) * row, n);
     standin_set_tensor(t, bytes, cell * row, n);
     free(bytes);
+}
+
+/* A copy as ggml makes it: bytes of one tensor are set from those of another one. */
+static void copy(wanderer *w)
+{
+    const gg_tensor *from = w->r->k[below(w, RIG_LAYERS)];
+    gg_tensor *to = w->r->v[below(w, RIG_LAYERS)];
+    const size_t row = to->nb[1], cell = below(w, RIG_CELLS - 40);
+    standin_set_tensor(to, (const char *)from->data + cell * row, below(w, RIG_CELLS - 40) * row,
+                       (1 + below(w, 40)) * row);
 }
 
 static void edit(wanderer *w)
@@ -111,7 +121,10 @@ static void edit(wanderer *w)
         break;
     case 6:
         if (!below(w, 8))
-            standin_clear(w->r->buffer, 0x11);
+            standin_clear(w->r->buffer, below(w, 2) ? 0x11 : 0);
+        break;
+    case 7:
+        copy(w);
         break;
     default:
         break;
@@ -119,19 +132,40 @@ static void edit(wanderer *w)
 }
 
 static double prompts_served; /* rows of prompts that the library computed */
+static size_t went_away;      /* pages of llama.cpp's, in all steps */
+static uint64_t memory_at_end;
+
+/* The contents of llama.cpp's tensors, as a number. */
+static uint64_t memory_of(const rig *r)
+{
+    uint64_t sum = 14695981039346656037u;
+    for (int i = 0; i < 2 * RIG_LAYERS; i++) {
+        const gg_tensor *t = i % 2 ? r->k[i / 2] : r->v[i / 2];
+        const size_t bytes = t->nb[2] * (size_t)t->ne[2];
+        unsigned char *content = malloc(bytes);
+        standin_get_tensor(t, content, 0, bytes);
+        for (size_t at = 0; at < bytes; at++)
+            sum = (sum ^ content[at]) * 1099511628211u;
+        free(content);
+    }
+    return sum;
+}
 
 static double wander(const rig_options *o, uint64_t seed, int actions)
 {
     wanderer w = {.r = rig_open(o), .streams = o->streams ? o->streams : 1};
     w.r->random = seed;
+    went_away = 0;
     rig_listen();
     for (int action = 0; action < actions; action++) {
         if (below(&w, 3) == 0)
             edit(&w);
         const int sequences = 1 + (int)below(&w, SEQUENCES);
         const int from = (int)below(&w, (uint32_t)(SEQUENCES - sequences + 1));
-        step(&w, from, w.streams > 1 ? sequences : sequences, 1 + (int)below(&w, 4));
+        step(&w, from, sequences, 1 + (int)below(&w, 4));
+        went_away += rig_away();
     }
+    memory_at_end = memory_of(w.r);
     const double worst = w.r->worst;
     prompts_served = kvl_the_plugin()->counts.prompt_served;
     rig_close(w.r);
@@ -160,6 +194,36 @@ static void no_prompt_is_wrong(void **unused)
         assert_true(wander(&o, 9, 150) < ROUNDING);
         assert_true(prompts_served > 100);
     }
+}
+
+/* Pages of llama.cpp's go wherever they can, and its memory is what it is without the plug-in. */
+static void no_page_comes_back_wrong(void **unused)
+{
+    (void)unused;
+    static const char *const settings[] = {"budget=full", "budget=128 sink=16 local=32 rows=8",
+                                           "budget=full rows=4 prompts=kvferry verify=3"};
+    for (int i = 0; i < 12; i++) {
+        const int streams = i % 2 ? SEQUENCES : 1;
+        rig_options o = {.streams = streams, .setting = settings[i / 2 % 3], .away_at = 1 + i % 3};
+        const double worst = wander(&o, 20 + (uint64_t)i, 150);
+        assert_true(i / 2 % 3 == 1 || worst < ROUNDING); /* a budget chooses */
+        assert_true(went_away > 100);
+        const uint64_t memory = memory_at_end;
+        o.is_plain = 1;
+        wander(&o, 20 + (uint64_t)i, 150);
+        assert_true(went_away == 0 && memory == memory_at_end);
+    }
+}
+
+static void pages_that_come_back_empty_are_seen(void **unused)
+{
+    (void)unused;
+    rig_options o = {.away_at = 1, .no_return = 1};
+    assert_true(wander(&o, 20, 150) > 0.2);
+    const uint64_t memory = memory_at_end;
+    o.is_plain = 1;
+    wander(&o, 20, 150);
+    assert_true(memory != memory_at_end);
 }
 
 static void without_proofs_outputs_are_wrong(void **unused)
@@ -460,11 +524,53 @@ static void what_was_never_written_takes_no_memory(void **unused)
     rig_unload();
 }
 
+/* A page that goes takes no memory; a token that the library has in other bits stays. */
+static void tokens_are_there_once(void **unused)
+{
+    (void)unused;
+    rig *r = rig_open(&(rig_options){.streams = 4, .away_at = 1});
+    rig_set set[1] = {{0}};
+    size_t pages;
+    rig_listen();
+    r->attentions = 1; /* nobody looks at these outputs */
+    assert_int_equal(begin(r, 250, set[0]), GG_SUCCESS);
+    const size_t away = rig_away(), row = r->v[0]->nb[1];
+    assert_true(away >= RIG_LAYERS * 2 * 5);
+    const size_t resident = resident_pages(r, &pages);
+    assert_true(resident < RIG_LAYERS * 2 * 4);
+    /* A reader brings pages back, and they go again: what it read is what was written. */
+    uint16_t key[2][RIG_KV * RIG_DIM];
+    for (int i = 0; i < 2; i++) {
+        standin_get_tensor(r->k[0], key[i], 120 * row, row);
+        assert_int_equal(rig_away(), away);
+    }
+    assert_memory_equal(key[0], key[1], row);
+    assert_int_equal(resident_pages(r, &pages), resident);
+    /* The library makes a token of NaN of one that has a number beyond: its page is not put away.
+     */
+    key[0][3] = 0x7c00;
+    standin_set_tensor(r->k[0], key[0], 120 * row, row);
+    assert_int_equal(rig_attend(r, 0, 1, 0, 1, set), GG_SUCCESS);
+    assert_true(rig_away() < away);
+    standin_get_tensor(r->k[0], key[1], 120 * row, row);
+    assert_memory_equal(key[0], key[1], row);
+    rig_close(r);
+    assert_non_null(strstr(rig_said(), " MiB instead of llama.cpp's "));
+    rig_unload();
+    r = rig_open(&(rig_options){.type = GG_BF16, .away_at = 1});
+    rig_listen();
+    assert_int_equal(begin(r, 250, set[0]), GG_SUCCESS);
+    assert_int_equal(rig_away(), 0);
+    rig_close(r);
+    assert_non_null(strstr(rig_said(), " MiB beside llama.cpp's "));
+    rig_unload();
+}
+
 static void *generate(void *user)
 {
     rig *r = user;
     rig_set set[1] = {{0}};
-    for (int64_t cell = 0; cell < 40; cell++) {
+    for (int64_t cell = 0; cell < 120; cell++) {
         rig_add(set[0], (uint32_t)cell);
         if (rig_pass(r, &cell, 1, 1, 0, 1, set) != GG_SUCCESS)
             abort();
@@ -475,7 +581,7 @@ static void *generate(void *user)
 static void contexts_run_in_threads(void **unused)
 {
     (void)unused;
-    rig *r[2] = {rig_open(&(rig_options){0}), rig_open(&(rig_options){0})};
+    rig *r[2] = {rig_open(&(rig_options){.away_at = 1}), rig_open(&(rig_options){0})};
     pthread_t threads[2];
     rig_listen();
     for (int i = 0; i < 2; i++)
@@ -497,10 +603,11 @@ int main(void)
                         verify_sees_what_is_wrong, scales_may_change,
                         values_beyond_f16_leave_the_cache, attention_that_is_off_is_said,
                         contexts_run_in_threads);
-    return unit_run(no_output_is_wrong, no_prompt_is_wrong, without_proofs_outputs_are_wrong,
-                    steps_are_served_and_prompts_left, verify_sees_what_is_wrong, scales_may_change,
-                    what_is_not_understood_is_left, values_beyond_f16_leave_the_cache,
-                    attention_that_is_off_is_said, contexts_are_apart,
-                    a_buffer_that_goes_has_its_own_functions,
+    return unit_run(no_output_is_wrong, no_prompt_is_wrong, no_page_comes_back_wrong,
+                    pages_that_come_back_empty_are_seen, tokens_are_there_once,
+                    without_proofs_outputs_are_wrong, steps_are_served_and_prompts_left,
+                    verify_sees_what_is_wrong, scales_may_change, what_is_not_understood_is_left,
+                    values_beyond_f16_leave_the_cache, attention_that_is_off_is_said,
+                    contexts_are_apart, a_buffer_that_goes_has_its_own_functions,
                     what_was_never_written_takes_no_memory, contexts_run_in_threads);
 }

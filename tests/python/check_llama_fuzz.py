@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random edits of sequences in an unmodified llama.cpp with kvferry's plug-in: no operation may be wrong.
 
-Every attention is compared with a plain loop (llama_fuzz.py). A plug-in that does not count writes must fail.
+Attentions are compared with a plain loop (llama_fuzz.py). A plug-in that does not count writes must fail, and so
+must one that puts pages of llama.cpp away and brings none back.
 
 usage: check_llama_fuzz.py [--quick] [--versions NAME,...] [--actions N] [--seeds N]
 """
@@ -13,7 +14,7 @@ import sys
 import llama_case
 
 SHARE = 0.95
-UNCOUNTED = os.path.join(os.path.dirname(llama_case.PLUGIN), "libggml-kvferry-uncounted.so")
+CONTROLS = {"counts of writes": "uncounted", "pages that come back": "forgetful"}
 MODELS = {"llama": "f16", "qwen3": "q8_0", "gemma3": "f16"}
 
 
@@ -47,11 +48,13 @@ def main():
             plan[0], os.path.basename(plan[1]), plan[2], plan[4], plan[5],
             " ".join("%s %s" % (name, "%.4f" % value if isinstance(value, float) else value)
                      for name, value in got.items()), " WRONG" if bad else ""), flush=True)
-    if os.path.exists(UNCOUNTED): # the same actions, without counts of writes
-        got = fuzz(*plans[0], GGML_BACKEND_PATH=UNCOUNTED)
-        failed += not got["wrong"]
-        print("without counts of writes: %d of %d wrong, worst %.2f%s" % (
-            got["wrong"], got["operations"], got["worst"], "" if got["wrong"] else ": THE FUZZ SEES NOTHING"))
+    for name, control in CONTROLS.items():
+        plugin = llama_case.PLUGIN.replace(".so", "-%s.so" % control)
+        if os.path.exists(plugin): # the same actions
+            got = fuzz(*plans[0], GGML_BACKEND_PATH=plugin)
+            failed += not got["wrong"]
+            print("without %s: %d of %d wrong, worst %.2f%s" % (
+                name, got["wrong"], got["operations"], got["worst"], "" if got["wrong"] else ": THE FUZZ SEES NOTHING"))
     print("%d passed, %d failed" % (len(plans) - failed, failed))
     sys.exit(bool(failed))
 
