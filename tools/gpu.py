@@ -2,14 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Questions that only a GPU can answer, in calls that fit into ten minutes each; `./dev gpu`.
 
-usage: gpu.py [A|B|C|PART...] [--jobs REGEX] [--out DIR] [--built DIR|FILE] [--seconds N] [--total N]
+usage: gpu.py [A|B|C|D|PART...] [--jobs REGEX] [--out DIR] [--built DIR|FILE] [--seconds N] [--total N]
        gpu.py pack [--into DIR] [--built DIR]
 
 A is uses, facts and kernels: does code work that no GPU has run, and what does each kernel cost. B is decode,
 runner and peers: whole steps, a model, PyTorch beside them. A machine's start, A and B fit into a quarter
-of an hour. C has tests that passed before, and slow ones: operations, suite, sanitizer, offloaded and link. Parts
-may be named one by one; all of them if none is. Each ends within --seconds (520), all together within
---total (270, 510 and 540 for A, B and C); every job has a limit of its own; what is missing or fails stops
+of an hour. C has tests that passed before, and slow ones: operations, suite, sanitizer, offloaded and link. D is
+llama, llama.cpp with its CUDA backend and the plug-in, which tools/llama_cuda.py builds. Parts may be named one
+by one; all of them if none is. Each ends within --seconds (520), all together within
+--total (270, 510, 540 and 540 for A to D); every job has a limit of its own; what is missing or fails stops
 nothing else. --jobs runs those whose names match, for a machine that is lent for minutes. A job that failed
 runs again alone, with launches that wait, then for a minute under memcheck, and its first report is printed.
 
@@ -39,10 +40,10 @@ from gpu_job import TIME_OVER, find_gpu, look_at, say
 # The parts, in the order in which they run, and what each may have of a call's time beside others; what it
 # leaves is theirs.
 PARTS = {"uses": 3, "facts": 2, "kernels": 3, "decode": 2, "runner": 3, "peers": 2, "operations": 3, "suite": 3,
-         "sanitizer": 2, "offloaded": 2, "link": 3}
+         "sanitizer": 2, "offloaded": 2, "link": 3, "llama": 5}
 CALLS = {"A": ["uses", "facts", "kernels"], "B": ["decode", "runner", "peers"],
-         "C": ["operations", "suite", "sanitizer", "offloaded", "link"]}
-CALL_SECONDS = {"A": 270, "B": 510, "C": 540}
+         "C": ["operations", "suite", "sanitizer", "offloaded", "link"], "D": ["llama"]}
+CALL_SECONDS = {"A": 270, "B": 510, "C": 540, "D": 540}
 LOOKS = 0.15 # of a part's time: for what failed
 NAMED = 3 # of the jobs that the time was over for
 # Jobs at once: where time is measured, one.
@@ -143,7 +144,7 @@ def pattern(text):
 
 def options():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", metavar="PART", help="A, B, C, %s; or pack" % ", ".join(PARTS))
+    parser.add_argument("parts", nargs="*", metavar="PART", help="A, B, C, D, %s; or pack" % ", ".join(PARTS))
     parser.add_argument("--jobs", type=pattern, default=EVERY, metavar="REGEX", help="only jobs whose names it matches")
     parser.add_argument("--out", default="gpu-out", help="folder of the results (gpu-out)")
     parser.add_argument("--built", help="a tree of `pack`, that tree as one file, or a build folder; of pack: a build folder")
@@ -154,7 +155,7 @@ def options():
     a = parser.parse_args()
     unknown = [p for p in a.parts if p not in PARTS and p not in CALLS]
     if unknown and a.parts != ["pack"]:
-        parser.error("unknown part '%s'; parts are A B C %s" % (unknown[0], " ".join(PARTS)))
+        parser.error("unknown part '%s'; parts are A B C D %s" % (unknown[0], " ".join(PARTS)))
     if a.total is None:
         a.total = sum(CALL_SECONDS.get(p, 0) for p in a.parts) or None
     return a

@@ -79,6 +79,17 @@ def link_lines(results):
     return lines
 
 
+def llama_lines(results):
+    """Steps of llama.cpp, by where its KV cache is."""
+    found = figures_of(results, "llama", "llama.cpp")
+    if not found:
+        return []
+    lines = ["  llama.cpp, %d layers: largest KL %.1e, of -nkvo %.1e, with a wrong cell %.1e; boundary %.1f us a layer" % (
+        found["layers"], found["kl"], found["kl_host"], found["kl_wrong"], found["boundary_us"])]
+    return lines + ["  %-52s %9.2f ms per token, %.0f tokens/s" % (
+        "llama.cpp at %d, %s" % (row["depth"], row["way"]), row["ms"], 1e3 / row["ms"]) for row in found["results"]]
+
+
 def failure_lines(results):
     return ["  %s: %s: %s%s" % (part, j["name"], j["status"],
                                 ": " + j["first_report"][0].strip("= ") if j.get("first_report") else "")
@@ -99,7 +110,7 @@ def show(results):
     return "\n".join([head, "jobs of all calls: " + said] + failures[:8] +
                      (["  and %d more" % (len(failures) - 8)] if len(failures) > 8 else []) +
                      use_lines(results) + kernel_lines(results) + decode_lines(results) + runner_lines(results) +
-                     link_lines(results))
+                     link_lines(results) + llama_lines(results))
 
 
 if __name__ == "__main__":

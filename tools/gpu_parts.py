@@ -5,6 +5,7 @@ It runs nothing but `check_kernels --list`. `NAME_jobs(tree, scratch)` gives the
 that they write lie in `scratch`. Invariant: names of jobs are those that gpu_aims.py and
 gpu_figures.py look for.
 """
+import os
 import pathlib
 import sys
 
@@ -226,3 +227,20 @@ def runner_jobs(tree, scratch):
             run("run, 128K, batch 16", many, [], 170, size["batch"]),
             run("run, 128K, each", many, slots, 150),
             run("run, 128K, late starts", many, ["--early-starts", "off"], 150)] + tests
+
+
+def llama_jobs(tree, scratch):
+    """llama.cpp, as tools/llama_cuda.py built it, on weights that are drawn here."""
+    folder, model, figures = tree.folder / "llama", scratch / "model.gguf", str(scratch / "llama.json")
+    places = [p for root in (sys.prefix, "/usr/local/cuda", "/opt/cuda")
+              for p in sorted(pathlib.Path(root).glob("**/libcublas.so.1*"))[:1]]
+    found = [str(p.parent) for p in places] + [os.environ.get("LD_LIBRARY_PATH", "")]
+    env = {"KVF_LLAMA": str(folder), "KVFERRY_LLAMA_PLUGIN": str(folder / "libggml-kvferry.so"),
+           "LD_LIBRARY_PATH": ":".join(filter(None, found))}
+    layers = 2 if tree.emulated else 8
+    depths = "256,512" if tree.emulated else "256,32768,131072"
+    return [Job("weights for llama.cpp", [sys.executable, ROOT / "bench/python/llama_shape.py", folder / "source",
+                                          model, str(layers)], 60),
+            Job("llama.cpp", [sys.executable, ROOT / "bench/python/bench_llama_gpu.py", model, "--layers", str(layers),
+                              "--depths", depths, "--turns", "2", "--steps", "16", "--json", figures],
+                470, env=env, figures=figures, is_alone=True)]

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 
+import llama_cuda
 from gpu_job import output_of, say
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -114,7 +115,7 @@ def build(folder, options, targets=lambda: []):
 
 # Beside the tests.
 PROGRAMS = {"runner/cli/kvferry", "tests/kernels/check_kernels", "tests/offload/gpu_only",
-            "bench/model/bench_thin"}
+            "bench/model/bench_thin", "llama/libggml-kvferry.so"}
 NOT_CARRIED = ("libc.so", "libm.so", "libdl.so", "librt.so", "libpthread.so", "ld-linux", "linux-vdso",
                "libgcc_s.so", "libstdc++.so")
 
@@ -165,6 +166,10 @@ def pack(into, built):
         (into / program).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(folder / program, into / program)
         libraries.update(libraries_of(folder / program))
+    if llama_cuda.is_built():
+        llama_cuda.carry(into / "llama")
+    else:
+        say("left out: llama.cpp, which tools/llama_cuda.py builds")
     (into / "lib").mkdir()
     for name, path in libraries.items():
         shutil.copy(os.path.realpath(path), into / "lib" / name)

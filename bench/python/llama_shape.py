@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A GGUF file of the shape of Llama-3.1-8B, 4 layers of it and a vocabulary of 8,192, with random weights in Q4_0.
 
-usage: llama_shape.py SOURCE OUT.gguf      (SOURCE: llama.cpp's tree, for its gguf-py; under a Python with NumPy)
+usage: llama_shape.py SOURCE OUT.gguf [LAYERS]     (SOURCE: llama.cpp's tree, for its gguf-py; under a Python with NumPy)
 
 Blocks are drawn as they are stored, so that nothing is converted: 0.5 GB in seconds. It has no tokenizer.
 """
@@ -23,11 +23,12 @@ def drawn(random, rows, columns):
 
 
 def main():
-    source, path = sys.argv[1:]
+    source, path, *more = sys.argv[1:]
+    layers = int(more[0]) if more else LAYERS
     sys.path.insert(0, os.path.join(source, "gguf-py"))
     import gguf
     random, out = np.random.default_rng(1), gguf.GGUFWriter(path, "llama")
-    out.add_block_count(LAYERS)
+    out.add_block_count(layers)
     out.add_context_length(1 << 18)
     out.add_embedding_length(WIDTH)
     out.add_feed_forward_length(INNER)
@@ -44,7 +45,7 @@ def main():
     matrix("token_embd", VOCABULARY, WIDTH)
     matrix("output", VOCABULARY, WIDTH)
     out.add_tensor("output_norm.weight", np.ones(WIDTH, np.float32))
-    for layer in range(LAYERS):
+    for layer in range(layers):
         name = "blk.%d." % layer
         for norm in ("attn_norm", "ffn_norm"):
             out.add_tensor(name + norm + ".weight", np.ones(WIDTH, np.float32))

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Times of steps and prompts in one build of llama.cpp: a process of bench_llama.py.
 
-usage: llama_times.py FOLDER MODEL KIND DEPTH STEPS
+usage: llama_times.py FOLDER MODEL KIND DEPTH STEPS [host]
 
-Without steps, STEPS 0, it is the prompt of so many tokens that is timed, in micro batches of 512.
+Without steps, STEPS 0, it is the prompt of so many tokens that is timed, in micro batches of 512. With `host` the
+KV cache is in host memory, whatever computes layers.
 
 The KV cache is filled from a state that was made longer, because a prompt of that length would take hours. Prints
 JSON: seconds of every step, of the clock and of the process's threads, and MiB that are resident at the end.
@@ -71,11 +72,12 @@ def steps_after(model, context, random, depth, steps):
 
 
 def main():
-    folder, path, kind, depth, steps = sys.argv[1:]
+    folder, path, kind, depth, steps, *more = sys.argv[1:]
     depth, steps = int(depth), int(steps)
     random = np.random.default_rng(1)
     model = llama_api.Model(llama_api.Library(folder), path)
-    context = llama_api.Context(model, depth + SEED + steps + WARM + 256, kind=kind)
+    context = llama_api.Context(model, depth + SEED + steps + WARM + 256, kind=kind,
+                                offload_kqv=more != ["host"])
     if steps:
         times = steps_after(model, context, random, depth, steps)
     else:

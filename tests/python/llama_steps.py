@@ -91,7 +91,7 @@ def steps(model, job, layout, tokens):
     routes = Routes() if job.get("routes") else None
     watch = {"cb_eval": ctypes.cast(routes.callback, ctypes.c_void_p).value} if routes else {}
     context = llama_api.Context(model, job["context"] * slots, slots=slots, kind=layout["kind"],
-                                unified=layout["unified"], **watch)
+                                unified=layout["unified"], **layout.get("fields", {}), **watch)
     random = [np.random.default_rng([job["seed"], slot]) for slot in range(slots)]
     vocabulary = min(LAST, model.tokens)
     prompts = [one.integers(FIRST, vocabulary, job["prompt"] + 7 * slot).tolist()
