@@ -222,7 +222,7 @@ static void describe(kvf_blocks *blocks)
                               .local_tokens = c->local_tokens,
                               .dynamic_pages = d->dynamic_pages,
                               .all_pages = cache->kv_groups[0].policy->all_pages,
-                              .ignores_writes = cache->runtime->seams.ignores_writes};
+                              .ignores_writes = cache->runtime->test_hooks.ignores_writes};
     if (d->paging.segments_max)
         blocks->physical.coarse.segments =
             (uint32_t)kvf_physical_count(&blocks->physical) / kvf_segment_blocks(&blocks->physical);

@@ -425,7 +425,7 @@ static kvf_status divide_budget(kvf_context *context, const kvf_select_policy *p
 /* Tokens of a block: what is allocated and sealed stays large where pages are small. */
 static uint32_t block_tokens(const kvf_runtime *runtime, const kvf_cache_config *c)
 {
-    uint32_t least = runtime->seams.block_size ? runtime->seams.block_size : BLOCK_TOKENS;
+    uint32_t least = runtime->test_hooks.block_size ? runtime->test_hooks.block_size : BLOCK_TOKENS;
     if (c->digest == KVF_DIGEST_CODES)
         least = kvf_max_u32(least, KVF_CODE_TOKENS);
     return kvf_max_u32(c->page_size, least);
@@ -572,8 +572,8 @@ kvf_status kvf_config_resolve(kvf_runtime *runtime, const kvf_cache_config *conf
     KVF_TRY(check_lists(runtime, context, resolved, dims));
     /* Chunks attend where steps do; quantized pages go through `wide` instead. */
     if (dims->wide_blocks == 0 &&
-        (runtime->seams.prefill_arena == 1 ||
-         (runtime->seams.prefill_arena == 0 && kvf_transfer_moves(resolved->transfer))))
+        (runtime->test_hooks.prefill_arena == 1 ||
+         (runtime->test_hooks.prefill_arena == 0 && kvf_transfer_moves(resolved->transfer))))
         dims->arena_blocks = dims->paging.blocks_max;
     count_pages(policy, resolved, dims);
 

@@ -246,7 +246,7 @@ static kvf_status take_pool(kvf_kv_group *kv_group)
         return kvf_page_pool_create(kv_group->context, kv_group->device, &memory, NULL, block,
                                     d->block_count, &kv_group->pool);
     const kvf_page_pool_disk disk = {.folder = kv_group->config.disk_path,
-                                     .engine = kv_group->runtime->seams.io_engine,
+                                     .engine = kv_group->runtime->test_hooks.io_engine,
                                      .bundle_blocks = d->bundle_blocks,
                                      .page_frames = d->page_frames,
                                      .groups = kv_group->config.layers + 1,

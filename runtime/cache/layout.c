@@ -359,10 +359,10 @@ static uint64_t device_total(const kvf_cache *cache)
 /* Bytes that the cache may take on the device; 0 = as few as a call needs. */
 static uint64_t device_most(const kvf_cache *cache)
 {
-    const uint64_t seam = cache->runtime->seams.device_left;
+    const uint64_t hooked = cache->runtime->test_hooks.device_left;
     if (cache->config.device_bytes != KVF_DEVICE_BYTES_AUTO)
         return cache->config.device_bytes;
-    const uint64_t left = seam ? seam : cache->device->ops->memory_left(cache->device);
+    const uint64_t left = hooked ? hooked : cache->device->ops->memory_left(cache->device);
     return left - left / 8;
 }
 

@@ -268,7 +268,8 @@ static void disk_tier(writer *w, const kvf_runtime *rt)
     kvf_headroom_read(rt->topology, rt->node, &headroom);
     const kvf_io_ops *engine = kvf_io_probe(rt->context, KVF_DISK_READS + KVF_DISK_WRITES, &ring);
     format(w, "\"disk_tier\":{");
-    text_member(w, "engine", rt->seams.io_engine ? rt->seams.io_engine->name : engine->name);
+    text_member(w, "engine",
+                rt->test_hooks.io_engine ? rt->test_hooks.io_engine->name : engine->name);
     format(w, "\"liburing\":%s,", KVF_HAVE_URING ? "true" : "false");
     text_member(w, "io_uring", ring.text);
     number(w, "registered_max_bytes", headroom.memlock);

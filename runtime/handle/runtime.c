@@ -126,7 +126,7 @@ static kvf_status open_parts(kvf_runtime *rt)
     const kvf_device_config device = {.threads = c->threads,
                                       .cpus = node_cpus(rt, c->numa_node, c->threads),
                                       .isa_mask = c->isa_mask,
-                                      .delay_seed = rt->seams.delay_seed,
+                                      .delay_seed = rt->test_hooks.delay_seed,
                                       .ordinal = c->device_ordinal,
                                       .starts_late = !c->early_starts};
     KVF_TRY(kvf_device_open(rt->context, c->device, &device, &rt->device));
@@ -153,8 +153,9 @@ kvf_status kvf_runtime_open(const kvf_runtime_config *config, kvf_runtime **out,
     return kvf_runtime_open_with(config, NULL, out, error);
 }
 
-kvf_status kvf_runtime_open_with(const kvf_runtime_config *config, const kvf_runtime_seams *seams,
-                                 kvf_runtime **out, kvf_error *error)
+kvf_status kvf_runtime_open_with(const kvf_runtime_config *config,
+                                 const kvf_runtime_test_hooks *test_hooks, kvf_runtime **out,
+                                 kvf_error *error)
 {
     if (!out)
         return refuse(error, KVF_INVALID, "out is NULL; it receives the runtime");
@@ -177,7 +178,7 @@ kvf_status kvf_runtime_open_with(const kvf_runtime_config *config, const kvf_run
     context->owner = rt;
     rt->context = context;
     rt->config = own;
-    rt->seams = seams ? *seams : (kvf_runtime_seams){0};
+    rt->test_hooks = test_hooks ? *test_hooks : (kvf_runtime_test_hooks){0};
     rt->config.calibration_path = NULL; /* borrowed for the call */
     rt->node = -1;
     status = kvf_calibration_open(rt, own.calibration_path);

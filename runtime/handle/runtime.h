@@ -16,7 +16,7 @@
 #include "transfer_calibrate.h"
 
 /* Switches that only tests set; all 0 otherwise. */
-typedef struct kvf_runtime_seams {
+typedef struct kvf_runtime_test_hooks {
     uint32_t delay_seed;                /* not 0: streams pause at random */
     uint32_t prefill_arena;             /* 1: caches have one, 2: none, whatever the device */
     uint32_t block_size;                /* tokens of a block, if a page has not more; 0 = 32 */
@@ -25,7 +25,7 @@ typedef struct kvf_runtime_seams {
     uint32_t extent_bytes;              /* of a saved sequence; 0 = 1 MiB */
     uint64_t device_left;               /* bytes that are free there; 0 = ask */
     const struct kvf_io_ops *io_engine; /* for its file; NULL = the best there is */
-} kvf_runtime_seams;
+} kvf_runtime_test_hooks;
 
 #define KVF_LINK_SIZES 2u
 
@@ -36,7 +36,7 @@ struct kvf_runtime {
     kvf_runtime_config config; /* resolved: threads and gather_threads are not 0 */
     kvf_device_properties properties;
     int32_t node; /* for host memory; -1 = do not bind */
-    kvf_runtime_seams seams;
+    kvf_runtime_test_hooks test_hooks;
     pthread_mutex_t calibration_lock;
     uint32_t has_calibration_lock;
     uint32_t is_calibrated; /* bit i: calibration[i] is what the link was measured to be */
@@ -44,10 +44,10 @@ struct kvf_runtime {
     kvf_calibration calibration[KVF_LINK_SIZES]; /* for pages of one token, and for large ones */
 };
 
-/* kvf_runtime_open; `seams` may be NULL. */
+/* kvf_runtime_open; `test_hooks` may be NULL. */
 KVF_CHECKED kvf_status kvf_runtime_open_with(const kvf_runtime_config *config,
-                                             const kvf_runtime_seams *seams, kvf_runtime **out,
-                                             kvf_error *error);
+                                             const kvf_runtime_test_hooks *test_hooks,
+                                             kvf_runtime **out, kvf_error *error);
 
 /* The policy for host memory; bytes and granule are still to be set. */
 kvf_host_memory_config kvf_runtime_memory(const kvf_runtime *runtime);

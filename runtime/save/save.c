@@ -393,7 +393,7 @@ kvf_status kvf_save_begin(kvf_cache *cache, const kvf_save_args *args, kvf_strea
                  sizeof *save);
     save->cache = cache;
     kvf_cache_hold(cache);
-    const uint32_t extent = cache->runtime->seams.extent_bytes;
+    const uint32_t extent = cache->runtime->test_hooks.extent_bytes;
     save->extent_bytes = extent ? extent : KVF_EXTENT_BYTES;
     kvf_status status = create(save, args);
     if (status == KVF_OK) {

@@ -67,7 +67,7 @@ static kvf_status read_header(kvf_saved_file *f)
 
 kvf_status kvf_saved_engine(const kvf_runtime *runtime, kvf_context *context, kvf_io **out)
 {
-    const kvf_io_ops *engine = runtime->seams.io_engine;
+    const kvf_io_ops *engine = runtime->test_hooks.io_engine;
     *out = NULL;
     if (kvf_context_refuses(context, "engine"))
         KVF_FAIL(context, KVF_OUT_OF_MEMORY, "no memory to read or write files");

@@ -83,7 +83,7 @@ kvf_status kvf_step_admit(kvf_step *step)
                                  .rows = step->rows,
                                  .count = step->rows == 1 ? step->sealed_blocks : 1,
                                  .row = step->row};
-    return step->sealed_blocks && step->cache->runtime->seams.ignores_writes != 1
+    return step->sealed_blocks && step->cache->runtime->test_hooks.ignores_writes != 1
                ? KVF_LAUNCH(step, admit, args)
                : KVF_OK;
 }

@@ -116,14 +116,14 @@ static void make_good(uint32_t has_params)
 static void open_world(void)
 {
     const kvf_cache_config c = settings();
-    const kvf_runtime_seams seams = {.extent_bytes = EXTENT, .io_engine = &kvf_io_plain};
+    const kvf_runtime_test_hooks test_hooks = {.extent_bytes = EXTENT, .io_engine = &kvf_io_plain};
     kvf_runtime_config rc;
     kvf_runtime_config_init(&rc);
     rc.device = KVF_DEVICE_HOST;
     rc.threads = 1;
     rc.huge_pages = KVF_HUGE_PAGES_OFF;
     rc.allow_unpinned = 1;
-    fuzz_require(kvf_runtime_open_with(&rc, &seams, &world.runtime, NULL) == KVF_OK);
+    fuzz_require(kvf_runtime_open_with(&rc, &test_hooks, &world.runtime, NULL) == KVF_OK);
     fuzz_require(kvf_stream_create(world.runtime, &world.stream) == KVF_OK);
     fuzz_require(kvf_cache_open(world.runtime, &c, &world.cache, NULL) == KVF_OK);
     for (uint32_t has_params = 0; has_params < 2; has_params++)

@@ -19,7 +19,7 @@
 #include "common/random.h"
 #include "page_pool.h"
 
-kvf_runtime_seams test_seams;
+kvf_runtime_test_hooks test_hooks;
 
 uint64_t test_random_next(test_random *r)
 {
@@ -366,13 +366,13 @@ kvf_runtime_config test_runtime_config(void)
     c.calibrate = 0; /* seconds per runtime, and nothing here depends on it */
     /* Small blocks, so that short sequences have many; and a device that has no room for more pages
      * than it must have, so that pages are missed. */
-    test_seams = (kvf_runtime_seams){.block_size = 8, .device_left = 1};
+    test_hooks = (kvf_runtime_test_hooks){.block_size = 8, .device_left = 1};
     return c;
 }
 
 kvf_status test_runtime_open(const kvf_runtime_config *rc, kvf_runtime **out, kvf_error *error)
 {
-    return kvf_runtime_open_with(rc, &test_seams, out, error);
+    return kvf_runtime_open_with(rc, &test_hooks, out, error);
 }
 
 kvf_runtime *test_runtime(void)

@@ -86,12 +86,12 @@ typedef struct test_world {
 /* A small geometry: 1 layer, 2 KV heads, group 2, head_dim 64, fp32, pages of 8, window 16, sink 4.
  */
 kvf_cache_config test_config_small(void);
-/* 2 threads, 4 KiB pages, unpinned allowed; test_seams are those of the suite's device again. */
+/* 2 threads, 4 KiB pages, unpinned allowed; test_hooks are those of the suite's device again. */
 kvf_runtime_config test_runtime_config(void);
 /* Settings of a cache as FIELD=VALUE, apart by spaces; head_mask has a digit per head. */
 void test_set(kvf_cache_config *c, const char *settings);
 /* Seams of the next test_runtime_open; a test sets it after test_runtime_config. */
-extern kvf_runtime_seams test_seams;
+extern kvf_runtime_test_hooks test_hooks;
 kvf_status test_runtime_open(const kvf_runtime_config *rc, kvf_runtime **out, kvf_error *error);
 kvf_runtime *test_runtime(void); /* with test_runtime_config; the caller's to close */
 int test_on_cuda(void);          /* 1: the suite runs on the CUDA device */

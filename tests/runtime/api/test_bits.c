@@ -48,7 +48,7 @@ static const ways delays = {3, {{0}, {.delay_seed = 7919}, {.delay_seed = 15838}
 static const struct {
     const char *settings;
     const ways *ways;
-    uint32_t block; /* seam */
+    uint32_t block; /* test hook */
 } rows[] = {
     {"select=hybrid", &transfers, 8},
     {"select=full", &transfers, 8},
@@ -98,8 +98,8 @@ static void ways_give_the_same_bits(void **state)
             sc.chunk = w->chunk ? w->chunk : sc.chunk;
             rc.threads = w->threads ? w->threads : rc.threads;
             rc.gather_threads = w->threads > 1 ? w->threads - 1 : rc.gather_threads;
-            test_seams.block_size = rows[i].block;
-            test_seams.delay_seed = w->delay_seed;
+            test_hooks.block_size = rows[i].block;
+            test_hooks.delay_seed = w->delay_seed;
             sc.cc.transfer = w->transfer ? w->transfer : sc.cc.transfer;
             test_run(&sc, k ? &other : &first);
             if (k == 0)

@@ -336,8 +336,8 @@ static void play_open(play *x, const round_plan *p, way how)
 {
     kvf_runtime_config rc = test_runtime_config();
     kvf_cache_config config = p->config;
-    test_seams.block_size = p->d.block;
-    test_seams.delay_seed = p->d.turn == STREAM && !test_on_cuda() ? 5 : 0;
+    test_hooks.block_size = p->d.block;
+    test_hooks.delay_seed = p->d.turn == STREAM && !test_on_cuda() ? 5 : 0;
     if (how == ON_HOST) {
         rc.device = KVF_DEVICE_HOST;
         config.transfer = KVF_TRANSFER_GATHER;

@@ -311,7 +311,7 @@ static void chunks_read_what_is_on_the_device_there(void **state)
         kvf_blocks_config bc = rig_config();
         rig r;
         bc.cache.transfer = KVF_TRANSFER_MAPPED;
-        test_seams.ignores_writes = ignores_writes;
+        test_hooks.ignores_writes = ignores_writes;
         rig_open(&r, &rc, &bc, 1, 123);
         assert_true(r.request[0].prompt > 128);
         for (uint32_t i = 0; i < 2; i++) {
@@ -350,7 +350,7 @@ static uint32_t serve_in_turn(kvf_blocks_config bc, uint64_t seed, uint32_t igno
 {
     const kvf_runtime_config rc = test_runtime_config();
     rig r;
-    test_seams.ignores_writes = ignores_writes;
+    test_hooks.ignores_writes = ignores_writes;
     rig_open(&r, &rc, &bc, 3, seed);
     for (uint32_t i = 0; i < r.requests; i++) {
         rig_request *q = &r.request[i];

@@ -41,11 +41,11 @@ static void side_open(side *x, const kvf_cache_config *cc, uint32_t arena, uint3
 {
     kvf_runtime_config rc = test_runtime_config();
     kvf_cache_config fitting = *cc;
-    test_seams.delay_seed = delay_seed;
+    test_hooks.delay_seed = delay_seed;
     fitting.transfer = test_transfer(cc->transfer);
     x->w.config = *cc;
     test_expect(NULL, test_runtime_open(&rc, &x->w.runtime, NULL), KVF_OK);
-    x->w.runtime->seams.prefill_arena = arena;
+    x->w.runtime->test_hooks.prefill_arena = arena;
     test_ok(&x->w, kvf_stream_create(x->w.runtime, &x->w.stream));
     test_ok(&x->w, kvf_cache_open(x->w.runtime, &fitting, &x->w.cache, NULL));
     assert_int_equal(x->w.cache->kv_groups[0].dims.arena_blocks != 0, arena == 1);
@@ -227,7 +227,7 @@ static void an_arena_changes_no_bit(void **state)
 
 /* How a prompt is read. */
 typedef struct reading {
-    uint32_t arena; /* seam: 1 there is one, 2 there is none */
+    uint32_t arena; /* test hook: 1 there is one, 2 there is none */
     uint32_t room;  /* halves of the pages that have slots */
     uint32_t chunk;
     uint32_t by_layer;       /* all chunks of a layer, then the next layer */
@@ -243,7 +243,7 @@ static kvf_cache_plan plan_of(const kvf_cache_config *cc, uint32_t arena, uint64
     kvf_cache_plan p;
     c.device_bytes = device_bytes;
     test_expect(NULL, test_runtime_open(&rc, &runtime, NULL), KVF_OK);
-    runtime->seams.prefill_arena = arena;
+    runtime->test_hooks.prefill_arena = arena;
     test_expect(runtime, kvf_cache_plan_make(runtime, &c, &p, NULL), KVF_OK);
     kvf_runtime_close(runtime);
     return p;
@@ -318,7 +318,7 @@ static uint64_t read_prompt(const reading *r, const test_tokens *t, kvf_cache_co
     kvf_stats stats;
     cc.device_bytes = device_bytes_of(&cc, r);
     side_open(&x, &cc, r->arena, r->poisons ? 31 : 0);
-    x.w.runtime->seams.ignores_writes = r->ignores_writes;
+    x.w.runtime->test_hooks.ignores_writes = r->ignores_writes;
     test_give_attention_params(x.w.cache, &cc);
     kvf_sequence *s = test_sequence(&x.w);
     for (uint32_t i = 0; i < LAYERS * chunks; i++) {

@@ -71,7 +71,7 @@ static void too_little_is_refused_with_both_numbers(void **state)
     kvf_runtime *runtime;
     kvf_error error;
     char text[128];
-    test_seams.prefill_arena = 2; /* which would be left out first: test_arena.c */
+    test_hooks.prefill_arena = 2; /* which would be left out first: test_arena.c */
     test_expect(NULL, test_runtime_open(&rc, &runtime, &error), KVF_OK);
     const kvf_cache_plan least = plan_of(runtime, 0);
     kvf_cache_config c = config_of(device_total(&least) - 1);
@@ -95,13 +95,13 @@ static void auto_takes_what_is_free(void **state)
     const uint64_t middle = (device_total(&least) + device_total(&all)) / 2;
     assert_int_equal(plan_of(runtime, KVF_DEVICE_BYTES_AUTO).slots, least.slots); /* 1 is free */
     kvf_runtime_close(runtime);
-    test_seams.device_left = middle / 7 * 8;
+    test_hooks.device_left = middle / 7 * 8;
     test_expect(NULL, test_runtime_open(&rc, &runtime, &error), KVF_OK);
     const kvf_cache_plan some = plan_of(runtime, KVF_DEVICE_BYTES_AUTO);
     assert_int_equal(some.slots, plan_of(runtime, middle / 7 * 7).slots);
     assert_true(some.slots > least.slots && some.slots < all.slots);
     kvf_runtime_close(runtime);
-    test_seams.device_left = 0;
+    test_hooks.device_left = 0;
     test_expect(NULL, test_runtime_open(&rc, &runtime, &error), KVF_OK);
     assert_int_equal(plan_of(runtime, KVF_DEVICE_BYTES_AUTO).slots, all.slots); /* the machine's */
     kvf_runtime_close(runtime);
@@ -165,7 +165,7 @@ static void run_second(uint32_t ignores_writes, bool alone, char *out)
     const kvf_cache_config c = config_of(UINT64_C(1) << 40);
     test_world w;
     test_tokens t[2];
-    test_seams.ignores_writes = ignores_writes;
+    test_hooks.ignores_writes = ignores_writes;
     test_world_open(&w, &rc, &c);
     for (uint32_t i = 0; i < 2; i++)
         test_tokens_make(&t[i], &c,

@@ -46,7 +46,7 @@ kvf_cache_config disk_config_of(const save_case *c, uint32_t bundle_bytes)
 void disk_worlds_open(disk_worlds *w, kvf_cache_config config, const kvf_io_ops *engine)
 {
     kvf_runtime_config rc = test_runtime_config();
-    test_seams.io_engine = engine;
+    test_hooks.io_engine = engine;
     test_world_open(&w->tier, &rc, &config);
     assert_true(w->tier.cache->plan.disk_bytes > 0);
     config.disk_path = NULL;

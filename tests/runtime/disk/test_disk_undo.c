@@ -52,7 +52,7 @@ static void open_side(side *x, const kvf_cache_config *config, const undo_case *
                       const test_tokens *t)
 {
     const kvf_runtime_config rc = test_runtime_config();
-    test_seams.io_engine = &fail_engine;
+    test_hooks.io_engine = &fail_engine;
     test_world_open(&x->w, &rc, config);
     assert_true(x->w.cache->plan.disk_bytes > 0);
     test_rows_open(&x->rows, config, ROWS);

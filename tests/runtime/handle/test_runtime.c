@@ -109,7 +109,7 @@ static void streams_run_in_order(void **state)
     for (int d = 0; d < 2; d++) {
         kvf_runtime_config rc = test_runtime_config();
         rc.threads = 3;
-        test_seams.delay_seed = delays[d];
+        test_hooks.delay_seed = delays[d];
         kvf_runtime *runtime = NULL;
         kvf_stream *stream = NULL;
         test_expect(NULL, test_runtime_open(&rc, &runtime, NULL), KVF_OK);

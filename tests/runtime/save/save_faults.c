@@ -125,8 +125,8 @@ void fail_world_open(fail_world *f, uint32_t extent_bytes)
     rc.allocator = test_asking_allocator();
     config.head_dim = 32;
     config.tokens_max = 128;
-    test_seams.extent_bytes = extent_bytes;
-    test_seams.io_engine = &fail_engine;
+    test_hooks.extent_bytes = extent_bytes;
+    test_hooks.io_engine = &fail_engine;
     fail_plan_set(UINT32_MAX, NOTHING, 0);
     test_tokens_make(&f->t, &config, &(test_tokens_spec){.count = FAIL_TOKENS + 8, .seed = 3});
     test_world_open(&f->w, &rc, &config);

@@ -205,8 +205,8 @@ static void whatever_the_order(void **state)
         test_world w;
         test_tokens t;
         make_tokens(&t, &config, SAVE_PROMPT + SAVE_STEPS, 27);
-        test_seams.delay_seed = test_on_cuda() ? 0 : round + 1;
-        test_seams.prefill_arena = 1 + round / 2 % 2;
+        test_hooks.delay_seed = test_on_cuda() ? 0 : round + 1;
+        test_hooks.prefill_arena = 1 + round / 2 % 2;
         test_world_open(&w, &rc, &config);
         kvf_sequence *s = test_sequence(&w), *child = NULL;
         test_fill(&w, s, &t, 0, SAVE_PROMPT);
@@ -228,7 +228,7 @@ static void whatever_the_order(void **state)
 static void open_usual(test_world *w, const kvf_cache_config *config)
 {
     const kvf_runtime_config rc = test_runtime_config();
-    test_seams.block_size = 0;
+    test_hooks.block_size = 0;
     test_world_open(w, &rc, config);
 }
 

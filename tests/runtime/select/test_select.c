@@ -150,7 +150,7 @@ static void follow_rows(uint64_t seed, double share, const char *settings, const
                                                                : 60,
                                      .chunk = 128};
         if (x->block)
-            test_seams.block_size = x->block;
+            test_hooks.block_size = x->block;
         test_set(&f.scenario.cc, settings);
         test_set(&f.scenario.cc, x->settings);
         follow_run(&f);

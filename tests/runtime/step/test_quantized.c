@@ -127,7 +127,7 @@ static void what_was_quantized_is_attended(void **state)
         test_trace trace;
         test_tokens t;
         sc.rc = &rc;
-        test_seams.block_size = i % 4 < 2 ? 8 : 0;
+        test_hooks.block_size = i % 4 < 2 ? 8 : 0;
         sc.cc.pages = forms[i % 2];
         sc.cc.layers = 2;
         sc.cc.dtype = dtype_here(cases[i / 2].dtype);
@@ -143,7 +143,7 @@ static void what_was_quantized_is_attended(void **state)
         sc.tokens.count = sc.prompt + sc.steps;
         test_tokens_make(&t, &sc.cc, &sc.tokens);
         const uint32_t block =
-            kvf_max_u32(sc.cc.page_size, test_seams.block_size ? test_seams.block_size : 32);
+            kvf_max_u32(sc.cc.page_size, test_hooks.block_size ? test_hooks.block_size : 32);
         for (uint32_t layer = 0; layer < sc.cc.layers; layer++)
             compare_layer(&sc, &trace, &t, layer, block);
         test_tokens_free(&t);
@@ -217,7 +217,7 @@ static void pages_are_smaller(void **state)
         c.pages = cases[i].pages;
         c.tokens_max = 4096;
         c.budget_tokens = 256;
-        test_seams.block_size = 0;
+        test_hooks.block_size = 0;
         assert_int_equal(test_runtime_open(&rc, &runtime, NULL), KVF_OK);
         assert_int_equal(kvf_cache_plan_make(runtime, &c, &plan, NULL), KVF_OK);
         assert_int_equal(plan.host_kv_bytes, cases[i].bytes * c.tokens_max * c.kv_heads);

@@ -240,7 +240,7 @@ static void a_fork_keeps_for_itself(void **state)
         test_world w;
         test_tokens t;
         rc.allocator = heap_allocator(&h);
-        test_seams.prefill_arena = i / 2 % 2;
+        test_hooks.prefill_arena = i / 2 % 2;
         c.host_tokens_max = has_room ? 0 : n;
         test_world_open(&w, &rc, &c);
         test_tokens_make(&t, &c,

@@ -66,7 +66,7 @@ static outcome play(const kvf_cache_config *c, const test_tokens *t, bool severa
                  {0}};
     const kvf_runtime_config rc = test_runtime_config();
     test_world w;
-    test_seams.block_size = c->page_size < 8 ? 0 : 8;
+    test_hooks.block_size = c->page_size < 8 ? 0 : 8;
     test_world_open(&w, &rc, c);
     kvf_sequence *s = test_sequence(&w);
     test_fill(&w, s, t, 0, PROMPT);
@@ -143,7 +143,7 @@ static void tokens_share_a_step(void **state)
     kvf_cache_config c = config_of("select=dynamic");
     test_tokens t;
     test_world w;
-    test_seams.block_size = 0;
+    test_hooks.block_size = 0;
     c.layers = 1;
     test_tokens_make(&t, &c, &(test_tokens_spec){.count = 200, .seed = seed, .sharpness = 1.0f});
     test_world_open(&w, &rc, &c);
