@@ -72,7 +72,7 @@
     PLAIN(blocks, average)                                                                         \
     PLAIN(blocks, gather_window)                                                                   \
     PLAIN(blocks, scatter_heads)                                                                   \
-    PLAIN(blocks, poison)                                                                          \
+    PLAIN(blocks, fill_nan)                                                                        \
     PLAIN(blocks, clone)                                                                           \
     SIMD(blocks, dequantize_chunks)                                                                \
     SIMD(observe, observe_stats)                                                                   \

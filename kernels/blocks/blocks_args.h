@@ -254,9 +254,9 @@ typedef struct kvf_scatter_heads_args {
 } kvf_scatter_heads_args;
 KVF_TASKS(scatter_heads, kvf_scatter_heads_args, a->rows)
 
-/* ---- poison: NaN for rows that are bad. A task is a row; tokens of a chunk before the one that is
- * not finite keep their outputs. */
-typedef struct kvf_poison_args {
+/* ---- fill_nan: NaN for rows that are bad. A task is a row; tokens of a chunk before the one that
+ * is not finite keep their outputs. */
+typedef struct kvf_fill_nan_args {
     const uint32_t *is_bad; /* [rows] */
     uint32_t rows;
     uint32_t heads;
@@ -265,8 +265,8 @@ typedef struct kvf_poison_args {
     void *out;               /* [rows, or tokens of chunks, heads, value_dim] */
     float *lse;              /* [likewise, heads]; may be NULL */
     kvf_query_chunks chunks; /* of rows; count = 0: a token each */
-} kvf_poison_args;
-KVF_TASKS(poison, kvf_poison_args, a->rows)
+} kvf_fill_nan_args;
+KVF_TASKS(fill_nan, kvf_fill_nan_args, a->rows)
 
 /* ---- clone: one block of the caller's onto another, in all layers, but for the words of codes.
  * Its tokens count as written. A task is a physical block of a layer. */
@@ -538,7 +538,7 @@ KVF_INLINE uint32_t kvf_rows_physical(const kvf_rows_args *a, const kvf_physical
 }
 
 /* The outputs of row `task` that are no answers. */
-KVF_INLINE kvf_query_chunk kvf_poisoned(const kvf_poison_args *a, uint32_t task)
+KVF_INLINE kvf_query_chunk kvf_rows_to_fill(const kvf_fill_nan_args *a, uint32_t task)
 {
     const uint32_t from = a->is_bad[task]; /* 1 + the token that is not finite */
     kvf_query_chunk one = {task, 1, 0};

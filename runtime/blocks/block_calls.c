@@ -136,16 +136,16 @@ static kvf_status average(const kvf_blocks *blocks, const kvf_step *step)
                : KVF_OK;
 }
 
-static kvf_poison_args poison_of(const kvf_blocks *blocks, uint32_t rows, void *out, float *lse)
+static kvf_fill_nan_args fill_nan_of(const kvf_blocks *blocks, uint32_t rows, void *out, float *lse)
 {
     const kvf_cache_config *c = &blocks->cache->config;
-    return (kvf_poison_args){.is_bad = blocks->physical.is_bad,
-                             .rows = rows,
-                             .heads = c->query_heads,
-                             .value_dim = c->value_dim,
-                             .dtype = kvf_query_dtype(c),
-                             .out = out,
-                             .lse = lse};
+    return (kvf_fill_nan_args){.is_bad = blocks->physical.is_bad,
+                               .rows = rows,
+                               .heads = c->query_heads,
+                               .value_dim = c->value_dim,
+                               .dtype = kvf_query_dtype(c),
+                               .out = out,
+                               .lse = lse};
 }
 
 /* ---- streaming heads ---- */
@@ -263,7 +263,7 @@ kvf_status kvf_block_step(kvf_blocks *blocks, const kvf_blocks_decode_args *args
 {
     const void *q = kvf_inputs_seen(blocks->cache, args->q, NULL, NULL).q;
     kvf_step step = step_of(blocks, args->layer, args->rows->rows, q, stream);
-    const kvf_poison_args poison = poison_of(blocks, args->rows->rows, args->out, args->lse);
+    const kvf_fill_nan_args fill = fill_nan_of(blocks, args->rows->rows, args->out, args->lse);
     step.given = (kvf_given){args->page_scores, args->page_ids, args->page_stride};
     KVF_TRY(begin(blocks, &step, args->rows));
     KVF_TRY(kvf_inputs_round(&step, args->q, NULL, NULL, step.rows));
@@ -275,7 +275,7 @@ kvf_status kvf_block_step(kvf_blocks *blocks, const kvf_blocks_decode_args *args
     KVF_TRY(kvf_step_attend(&step, args->out, args->lse));
     if (streaming_of(blocks, args->layer))
         KVF_TRY(attend_tails(blocks, &step, args->out, args->lse));
-    return KVF_LAUNCH(&step, poison, poison);
+    return KVF_LAUNCH(&step, fill_nan, fill);
 }
 
 /* ---- chunks and copies ---- */
@@ -355,8 +355,8 @@ static kvf_status prefill_chunks(kvf_blocks *blocks, const kvf_blocks_extend_arg
                                        .blocks_stride = p->blocks_max,
                                        .chunks = *chunks,
                                        .sinks = blocks->cache->attention[args->layer].sinks};
-    kvf_poison_args poison = poison_of(blocks, chunks->count, args->out, args->lse);
-    poison.chunks = *chunks;
+    kvf_fill_nan_args fill = fill_nan_of(blocks, chunks->count, args->out, args->lse);
+    fill.chunks = *chunks;
     for (uint32_t i = 0; i < chunks->count; i++)
         prefill.tokens = kvf_max_u32(prefill.tokens, chunks->at[i].tokens);
     KVF_TRY(KVF_ENQUEUE(stream, rows, make));
@@ -365,7 +365,7 @@ static kvf_status prefill_chunks(kvf_blocks *blocks, const kvf_blocks_extend_arg
     KVF_TRY(KVF_ENQUEUE(stream, prefill, prefill));
     for (uint32_t i = 0; streaming_of(blocks, args->layer) && i < chunks->count; i++)
         KVF_TRY(prefill_tails(blocks, args->layer, &prefill, i, stream));
-    return KVF_ENQUEUE(stream, poison, poison);
+    return KVF_ENQUEUE(stream, fill_nan, fill);
 }
 
 kvf_status kvf_block_prefill(kvf_blocks *blocks, const kvf_blocks_extend_args *args, uint32_t row,

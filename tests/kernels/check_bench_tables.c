@@ -172,15 +172,15 @@ static kvf_validate_args validate_args(const bench_tables *t, uint32_t first, ui
                                .kv_heads = BENCH_HEADS};
 }
 
-static kvf_poison_args poison_args(const bench_tables *t, uint32_t first, uint32_t rows)
+static kvf_fill_nan_args fill_nan_args(const bench_tables *t, uint32_t first, uint32_t rows)
 {
     const uint32_t heads = BENCH_HEADS * BENCH_GROUP;
-    return (kvf_poison_args){.is_bad = t->views[first].is_bad,
-                             .rows = rows,
-                             .heads = heads,
-                             .value_dim = BENCH_HEAD_DIM,
-                             .dtype = KVF_BF16,
-                             .out = t->data.out + (size_t)first * heads * BENCH_HEAD_DIM * 2};
+    return (kvf_fill_nan_args){.is_bad = t->views[first].is_bad,
+                               .rows = rows,
+                               .heads = heads,
+                               .value_dim = BENCH_HEAD_DIM,
+                               .dtype = KVF_BF16,
+                               .out = t->data.out + (size_t)first * heads * BENCH_HEAD_DIM * 2};
 }
 
 static kvf_score_codes_args score_args(const bench *b, const bench_tables *t, uint32_t first,
@@ -233,9 +233,9 @@ bench_tables *bench_tables_make(bench *b, const bench_layers_data *data)
 
 /* ---- figures ---- */
 
-/* `kernels` of each group of `batch` rows, those of a bit: write, rows, validate, poison, scores.
+/* `kernels` of each group of `batch` rows, those of a bit: write, rows, validate, fill_nan, scores.
  */
-enum { WRITE = 1, ROWS = 2, VALIDATE = 4, POISON = 8, SCORES = 16, KERNELS = 5 };
+enum { WRITE = 1, ROWS = 2, VALIDATE = 4, FILL_NAN = 8, SCORES = 16, KERNELS = 5 };
 
 static void time_kernels(bench *b, bench_tables *t, const char *title, uint32_t kernels,
                          uint32_t batch, const bench_cost *k)
@@ -244,7 +244,7 @@ static void time_kernels(bench *b, bench_tables *t, const char *title, uint32_t 
         kvf_write_args write;
         kvf_rows_args rows;
         kvf_validate_args validate;
-        kvf_poison_args poison;
+        kvf_fill_nan_args fill_nan;
         kvf_score_codes_args scores;
     } args[BENCH_ROWS_MAX];
     check_launch list[BENCH_ROWS_MAX * KERNELS];
@@ -255,7 +255,7 @@ static void time_kernels(bench *b, bench_tables *t, const char *title, uint32_t 
         args[i].write = write_args(t, first, batch);
         args[i].rows = rows_args(b, t, first, batch);
         args[i].validate = validate_args(t, first, batch);
-        args[i].poison = poison_args(t, first, batch);
+        args[i].fill_nan = fill_nan_args(t, first, batch);
         args[i].scores = score_args(b, t, first, batch);
         if (kernels & WRITE)
             list[count++] = CHECK_LAUNCH(b->c, write, &args[i].write);
@@ -265,8 +265,8 @@ static void time_kernels(bench *b, bench_tables *t, const char *title, uint32_t 
             list[count++] = CHECK_LAUNCH(b->c, validate, &args[i].validate);
         if (kernels & SCORES)
             list[count++] = CHECK_LAUNCH(b->c, score_codes, &args[i].scores);
-        if (kernels & POISON)
-            list[count++] = CHECK_LAUNCH(b->c, poison, &args[i].poison);
+        if (kernels & FILL_NAN)
+            list[count++] = CHECK_LAUNCH(b->c, fill_nan, &args[i].fill_nan);
     }
     bench_time_graph(b, title, list, count, parts, batch, k);
 }
@@ -295,7 +295,7 @@ void bench_tables_time(bench *b, bench_tables *t, const char *op, uint32_t batch
          "write, rows, validate",
          WRITE | ROWS | VALIDATE,
          {2 * kv + table + tags, 2 * kv, 0}},
-        {"poison", "poison", POISON, {batch * 4.0, 0, 0}},
+        {"fill_nan", "fill_nan", FILL_NAN, {batch * 4.0, 0, 0}},
     };
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         if (!op || strcmp(op, all[i].op) == 0)

@@ -2,9 +2,9 @@
 
 /*
  * Kernels on physical blocks against their references: write, rows, validate, average,
- * gather_window, scatter_heads, note, clone, poison, dequantize_chunks. Bit for bit, one after the
- * other on one small store, exact or quantized, with rows that are bad among the others; what they
- * mean is also said here in a few lines.
+ * gather_window, scatter_heads, note, clone, fill_nan, dequantize_chunks. Bit for bit, one after
+ * the other on one small store, exact or quantized, with rows that are bad among the others; what
+ * they mean is also said here in a few lines.
  */
 
 #include <math.h>
@@ -614,13 +614,13 @@ static void chunk(check *c, world *w)
         check_fail(c, "a chunk without its first block is good");
 }
 
-static void poison(check *c, const world *w)
+static void fill_nan(check *c, const world *w)
 {
-    kvf_poison_args a = {.is_bad = w->c->is_bad,
-                         .rows = REGIONS,
-                         .heads = 1 + check_below(c, 3),
-                         .value_dim = 16,
-                         .dtype = w->c->paging.shape.dtype};
+    kvf_fill_nan_args a = {.is_bad = w->c->is_bad,
+                           .rows = REGIONS,
+                           .heads = 1 + check_below(c, 3),
+                           .value_dim = 16,
+                           .dtype = w->c->paging.shape.dtype};
     uint32_t from[4 * REGIONS] = {0}, tokens = 0; /* of every output: 1 + its first bad token */
     const uint32_t are_chunks = check_below(c, 2);
     for (uint32_t i = 0; i < REGIONS; i++) {
@@ -635,7 +635,7 @@ static void poison(check *c, const world *w)
     a.chunks.count = are_chunks ? REGIONS : 0;
     a.out = tracked(c, "out", (size_t)tokens * a.heads * a.value_dim * kvf_dtype_bytes(a.dtype));
     a.lse = tracked(c, "lse", (size_t)tokens * a.heads * sizeof *a.lse);
-    CHECK_BOTH(c, poison, &a);
+    CHECK_BOTH(c, fill_nan, &a);
     for (uint32_t i = 0; i < tokens * a.heads; i++)
         if (isnan(a.lse[i]) != (from[i / a.heads] != 0))
             check_fail(c, "lse[%u] is %g", i, (double)a.lse[i]);
@@ -663,7 +663,7 @@ static void blocks_case(check *c, uint32_t index)
     memcpy((char *)w.codes.words + clone.to * w.codes.stride,
            w.codes.words + clone.from * w.codes.stride, w.codes.stride); /* as the caller does */
     step(c, &w);
-    poison(c, &w);
+    fill_nan(c, &w);
     chunk(c, &w);
 }
 

@@ -10,10 +10,10 @@
 #include "common/convert.h"
 #include "variants.h"
 
-void kvf_poison_ref(const void *args, uint32_t task)
+void kvf_fill_nan_ref(const void *args, uint32_t task)
 {
-    const kvf_poison_args *a = args;
-    const kvf_query_chunk bad = kvf_poisoned(a, task);
+    const kvf_fill_nan_args *a = args;
+    const kvf_query_chunk bad = kvf_rows_to_fill(a, task);
     const size_t first = (size_t)bad.first * a->heads, count = (size_t)bad.tokens * a->heads;
     for (size_t i = 0; i < count * a->value_dim; i++)
         kvf_element_set(a->out, a->dtype, first * a->value_dim + i, NAN);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * NaN for rows that are bad, on the GPU; see poison_ref.c for the meaning.
+ * NaN for rows that are bad, on the GPU; see fill_nan_ref.c for the meaning.
  *
  * Knows nothing of why they are. A block per row. Bound: the launch. Exact.
  */
@@ -15,9 +15,9 @@
 #define THREADS 128u
 
 static __global__ void __launch_bounds__(THREADS)
-    poison_rows(const __grid_constant__ kvf_poison_args a)
+    fill_nan_rows(const __grid_constant__ kvf_fill_nan_args a)
 {
-    const kvf_query_chunk bad = kvf_poisoned(&a, blockIdx.x);
+    const kvf_query_chunk bad = kvf_rows_to_fill(&a, blockIdx.x);
     const size_t first = (size_t)bad.first * a.heads, count = (size_t)bad.tokens * a.heads;
     for (size_t i = threadIdx.x; i < count * a.value_dim; i += blockDim.x)
         kvf_element_set(a.out, a.dtype, first * a.value_dim + i, NAN);
@@ -25,10 +25,10 @@ static __global__ void __launch_bounds__(THREADS)
         a.lse[first + i] = NAN;
 }
 
-extern "C" int kvf_poison_cuda(const void *args, uint32_t tasks, void *stream)
+extern "C" int kvf_fill_nan_cuda(const void *args, uint32_t tasks, void *stream)
 {
     if (tasks == 0)
         return cudaSuccess;
-    return kvf_cuda_launch<poison_rows>(dim3(tasks), dim3(THREADS), 0, (cudaStream_t)stream,
-                                        *(const kvf_poison_args *)args);
+    return kvf_cuda_launch<fill_nan_rows>(dim3(tasks), dim3(THREADS), 0, (cudaStream_t)stream,
+                                          *(const kvf_fill_nan_args *)args);
 }
