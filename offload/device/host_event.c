@@ -26,7 +26,7 @@ typedef struct host_event {
     pthread_cond_t fired;
     uint64_t recorded;            /* guarded by lock: generation enqueued last */
     kvf_stream *stream;           /* guarded by lock: that records it; alive until it is complete */
-    void (*hurry)(kvf_stream *);  /* guarded by lock: its worker begins */
+    void (*wake)(kvf_stream *);   /* guarded by lock: its worker begins */
     uint64_t floor;               /* guarded by lock: all up to here are complete */
     uint64_t ahead;               /* guarded by lock: complete ones above floor */
     atomic_uint_fast64_t changes; /* grows when one completes; what spinning waiters watch */
@@ -48,10 +48,10 @@ static bool event_is_complete(const host_event *event, uint64_t generation)
 }
 
 /* Somebody waits for the generation that was enqueued last; under the lock. */
-static void hurry(const host_event *event)
+static void wake(const host_event *event)
 {
     if (!event_is_complete(event, event->recorded))
-        event->hurry(event->stream);
+        event->wake(event->stream);
 }
 
 void kvf_host_event_complete(kvf_event *base, uint64_t generation, const kvf_error *error)
@@ -146,12 +146,12 @@ uint64_t kvf_host_event_next(kvf_event *base, kvf_stream *stream, void (*wake_up
     host_event *event = of_event(base);
     pthread_mutex_lock(&event->lock);
     while (event->recorded - event->floor >= RECORDS_MAX) {
-        hurry(event);
+        wake(event);
         pthread_cond_wait(&event->fired, &event->lock);
     }
     const uint64_t generation = ++event->recorded;
     event->stream = stream;
-    event->hurry = wake_up;
+    event->wake = wake_up;
     pthread_mutex_unlock(&event->lock);
     return generation;
 }
@@ -162,7 +162,7 @@ uint64_t kvf_host_event_recorded(kvf_event *base, const kvf_stream *stream)
     pthread_mutex_lock(&event->lock);
     const uint64_t generation = event->recorded;
     if (event->stream != stream)
-        hurry(event);
+        wake(event);
     pthread_mutex_unlock(&event->lock);
     return generation;
 }
@@ -177,7 +177,7 @@ int kvf_host_event_is_done(kvf_event *base)
     host_event *event = of_event(base);
     pthread_mutex_lock(&event->lock);
     bool is_done = event_is_complete(event, event->recorded);
-    hurry(event);
+    wake(event);
     pthread_mutex_unlock(&event->lock);
     return is_done;
 }

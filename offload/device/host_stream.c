@@ -449,7 +449,7 @@ kvf_status kvf_host_stream_wait(kvf_stream *base)
 }
 
 /* Somebody waits for what is in the stream, and not by kvf_host_stream_wait: its worker begins. */
-static void hurry_worker(kvf_stream *base)
+static void wake_worker(kvf_stream *base)
 {
     host_stream *stream = of_stream(base);
     pthread_mutex_lock(&stream->lock);
@@ -578,7 +578,7 @@ static kvf_status enqueue_sync(kvf_stream *base, entry_kind kind, kvf_event *eve
 kvf_status kvf_host_event_record(kvf_event *event, kvf_stream *stream)
 {
     return enqueue_sync(stream, ENTRY_RECORD, event,
-                        kvf_host_event_next(event, stream, hurry_worker));
+                        kvf_host_event_next(event, stream, wake_worker));
 }
 
 kvf_status kvf_host_stream_wait_event(kvf_stream *stream, kvf_event *event)

@@ -42,10 +42,10 @@ int kvf_host_event_is_done(kvf_event *event);
 kvf_status kvf_host_event_elapsed(kvf_event *from, kvf_event *to, uint64_t *ns);
 
 /* A stream's part in an event: the generation of a record to come on it (waits while 64 are on
- * their way; who waits for it calls `hurry` with the stream), the one enqueued last, for which
+ * their way; who waits for it calls `wake` with the stream), the one enqueued last, for which
  * `stream` is going to wait, completing one, and waiting for one (generation 0 is always complete),
  * which returns the event's error. `error` NULL: there is none. */
-uint64_t kvf_host_event_next(kvf_event *event, kvf_stream *stream, void (*hurry)(kvf_stream *));
+uint64_t kvf_host_event_next(kvf_event *event, kvf_stream *stream, void (*wake)(kvf_stream *));
 uint64_t kvf_host_event_recorded(kvf_event *event, const kvf_stream *stream);
 void kvf_host_event_complete(kvf_event *event, uint64_t generation, const kvf_error *error);
 kvf_status kvf_host_event_await(kvf_event *event, uint64_t generation);

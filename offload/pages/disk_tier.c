@@ -489,15 +489,15 @@ static bool may_write(const void *user, uint32_t page_frame)
     if (!is_taken(t, page_frame))
         return false;
     const kvf_bundle *b = &t->bundles[t->page_frames[page_frame]];
-    return b->call < t->call && b->is_dirty && !b->is_writing && b->written_call < t->settled;
+    return b->call < t->call && b->is_dirty && !b->is_writing && b->written_call < t->drained;
 }
 
-static kvf_status settle(kvf_disk_tier *t)
+static kvf_status drain(kvf_disk_tier *t)
 {
-    if (t->settled == t->call)
+    if (t->drained == t->call)
         return KVF_OK;
-    KVF_TRY(t->config.settle(t->config.user));
-    t->settled = t->call;
+    KVF_TRY(t->config.drain(t->config.user));
+    t->drained = t->call;
     return KVF_OK;
 }
 
@@ -553,7 +553,7 @@ static kvf_status take_page_frame(kvf_disk_tier *t, uint32_t *out)
 {
     if (take_free(t, out))
         return KVF_OK;
-    KVF_TRY(settle(t));
+    KVF_TRY(drain(t));
     const kvf_status status = make_room(t, out);
     if (status == KVF_FULL && take_free(t, out)) /* what was to come there failed */
         return KVF_OK;
@@ -671,7 +671,7 @@ void kvf_disk_tier_empty(kvf_disk_tier *t, uint32_t bundle)
     kvf_disk_policy_drop(&t->policy, bundle);
 }
 
-void kvf_disk_tier_tend(kvf_disk_tier *t)
+void kvf_disk_tier_start_writes(kvf_disk_tier *t)
 {
     /* Where calls read, what is dirty holds page frames that the policy would give to others. A
      * failure shows where a page frame is needed. */

@@ -8,7 +8,7 @@
  *
  * Knows neither tokens nor streams. A bundle that is in memory stays there until the next call
  * (kvf_disk_tier_call) if this one wanted it or writes it; whatever is given up was last used by
- * earlier calls, and `settle` has waited for those. Invariants: what a bundle holds is in its
+ * earlier calls, and `drain` has waited for those. Invariants: what a bundle holds is in its
  * page frame, or in the file, or in both and equal; a page frame is of one bundle; a bundle is
  * written only while nothing writes into it.
  *
@@ -87,7 +87,7 @@ typedef struct kvf_disk_tier_config {
     uint32_t bundles, page_frames;
     uint32_t groups; /* of bundles; calls for them come in turn */
     /* Until all that earlier calls enqueued is done. */
-    kvf_status (*settle)(void *user);
+    kvf_status (*drain)(void *user);
     void *user;
 } kvf_disk_tier_config;
 
@@ -133,7 +133,7 @@ typedef struct kvf_disk_tier {
     kvf_disk_policy policy;
     uint32_t free_page_frames, free_from; /* how many, and where to look */
     uint32_t dirty;
-    uint64_t call, settled, arrivals;
+    uint64_t call, drained, arrivals;
     pthread_mutex_t lock;
     bool has_lock;
 
@@ -169,7 +169,7 @@ void kvf_disk_tier_write(kvf_disk_tier *tier, uint32_t bundle);
 /* Nothing in it is of use any more. */
 void kvf_disk_tier_empty(kvf_disk_tier *tier, uint32_t bundle);
 /* The end of a call: begin to write what may soon have to go. */
-void kvf_disk_tier_tend(kvf_disk_tier *tier);
+void kvf_disk_tier_start_writes(kvf_disk_tier *tier);
 
 /* Number of its latest place in memory; grows. 0 = never. */
 uint64_t kvf_disk_tier_arrival(const kvf_disk_tier *tier, uint32_t bundle);

@@ -81,7 +81,7 @@ static kvf_status open_tier(kvf_page_pool *pool, const kvf_page_pool_disk *disk)
         .bundles = bundle_count(pool),
         .page_frames = disk->page_frames,
         .groups = disk->groups,
-        .settle = disk->settle,
+        .drain = disk->drain,
         .user = disk->user};
     return kvf_disk_tier_open(pool->context, &config, &pool->tier);
 }
@@ -249,10 +249,10 @@ void kvf_page_pool_call(kvf_page_pool *pool)
         kvf_disk_tier_call(pool->tier);
 }
 
-void kvf_page_pool_tend(kvf_page_pool *pool)
+void kvf_page_pool_start_writes(kvf_page_pool *pool)
 {
     if (pool->tier)
-        kvf_disk_tier_tend(pool->tier);
+        kvf_disk_tier_start_writes(pool->tier);
 }
 
 void kvf_page_pool_want(kvf_page_pool *pool, kvf_block block, uint32_t group)

@@ -54,7 +54,7 @@ typedef struct kvf_page_pool_disk {
     uint32_t bundle_blocks;
     uint32_t page_frames;
     uint32_t groups; /* of the tier */
-    kvf_status (*settle)(void *user);
+    kvf_status (*drain)(void *user);
     void *user;
 } kvf_page_pool_disk;
 
@@ -104,7 +104,7 @@ static inline uint32_t kvf_page_pool_bundle(const kvf_page_pool *pool, kvf_block
 /* A call begins: blocks that the one before wanted are free again. */
 void kvf_page_pool_call(kvf_page_pool *pool);
 /* It ends: what may soon have to go begins to be written. */
-void kvf_page_pool_tend(kvf_page_pool *pool);
+void kvf_page_pool_start_writes(kvf_page_pool *pool);
 void kvf_page_pool_want(kvf_page_pool *pool, kvf_block block, uint32_t group);
 bool kvf_page_pool_ask(kvf_page_pool *pool); /* true: some are still being read */
 KVF_CHECKED kvf_status kvf_page_pool_bring(kvf_page_pool *pool);

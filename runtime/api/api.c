@@ -57,7 +57,7 @@ kvf_status kvf_enter_enqueueing(kvf_cache *cache, const kvf_stream *stream)
 kvf_status kvf_leave(kvf_cache *cache, kvf_status status)
 {
     for (uint32_t i = 0; i < cache->kv_group_count; i++)
-        kvf_page_pool_tend(&cache->kv_groups[i].pool);
+        kvf_page_pool_start_writes(&cache->kv_groups[i].pool);
     atomic_flag_clear_explicit(&cache->in_use, memory_order_release);
     return status;
 }

@@ -227,7 +227,7 @@ void kvf_kv_groups_destroy(kvf_cache *cache)
 /* ---- one KV group ---- */
 
 /* For a disk tier: whatever earlier calls enqueued is done. */
-static kvf_status settle(void *user)
+static kvf_status drain(void *user)
 {
     const kvf_kv_group *kv_group = user;
     KVF_TRY(kvf_order_wait(kv_group->order, kv_group->device));
@@ -250,7 +250,7 @@ static kvf_status take_pool(kvf_kv_group *kv_group)
                                      .bundle_blocks = d->bundle_blocks,
                                      .page_frames = d->page_frames,
                                      .groups = kv_group->config.layers + 1,
-                                     .settle = settle,
+                                     .drain = drain,
                                      .user = kv_group};
     KVF_TRY(kv_group->device->ops->event_create(kv_group->device, &kv_group->chosen));
     KVF_TRY(kv_group->device->ops->event_create(kv_group->device, &kv_group->placed));

@@ -22,12 +22,12 @@
 typedef struct tiered {
     rig r;
     kvf_page_pool pool;
-    uint32_t settled;
+    uint32_t drained;
 } tiered;
 
-static kvf_status settle(void *user)
+static kvf_status drain(void *user)
 {
-    ((tiered *)user)->settled++;
+    ((tiered *)user)->drained++;
     return KVF_OK;
 }
 
@@ -42,10 +42,10 @@ static void open_pool(tiered *t, uint32_t bundle_blocks)
                                      .bundle_blocks = bundle_blocks,
                                      .page_frames = PAGE_FRAMES,
                                      .groups = 1,
-                                     .settle = settle,
+                                     .drain = drain,
                                      .user = t};
     rig_open(&t->r, &(rig_config){0});
-    t->settled = 0;
+    t->drained = 0;
     RIG_OK(
         kvf_page_pool_create(t->r.context, t->r.device, &memory, &disk, BLOCK, BLOCKS, &t->pool));
 }
@@ -105,7 +105,7 @@ static void bytes_come_back(void **state)
                 blocks[i] = blocks[held];
                 value[i] = value[held];
             }
-            kvf_disk_tier_tend(t.pool.tier);
+            kvf_disk_tier_start_writes(t.pool.tier);
             if (held) {
                 char copy[16];
                 const uint32_t i = rig_below(&random, held);
@@ -115,7 +115,7 @@ static void bytes_come_back(void **state)
             assert_true(kvf_page_pool_is_valid(&t.pool));
         }
         kvf_disk_tier_stats(t.pool.tier, &stats);
-        assert_true(stats.read > 100 && t.settled > 100);
+        assert_true(stats.read > 100 && t.drained > 100);
         close_pool(&t);
     }
 }
