@@ -66,11 +66,11 @@ static void link_sequences(kvf_cache *cache)
         *sequence =
             (kvf_sequence){.cache = cache, .slot = s, .layers = cache->layers + (size_t)s * layers};
         for (uint32_t i = 0; i < layers; i++) {
-            const kvf_place *place = &cache->places[i];
+            const kvf_layer_group *at = &cache->layer_groups[i];
             kvf_layer *layer = &sequence->layers[i];
-            layer->kv_group = place->kv_group;
-            layer->index = place->index;
-            layer->row = place->kv_group ? s * place->kv_group->config.layers + place->index : 0;
+            layer->kv_group = at->kv_group;
+            layer->index = at->index;
+            layer->row = at->kv_group ? s * at->kv_group->config.layers + at->index : 0;
             layer->fault = cache->words_device.faults + s;
             if (kvf_streaming_count(cache, i))
                 layer->ring = cache->rings->layers[i].blocks + s * kvf_ring_bytes(cache, i);
@@ -192,7 +192,7 @@ static kvf_status put_sinks(kvf_cache *cache, uint32_t layer, const float *told)
 {
     const kvf_device_ops *ops = cache->device->ops;
     const uint32_t heads = cache->config.query_heads, group = heads / cache->config.kv_heads;
-    const uint32_t *order = cache->places[layer].heads;
+    const uint32_t *order = cache->layer_groups[layer].heads;
     float *to = cache->sinks + (size_t)layer * heads;
     kvf_stream *stream = NULL;
     KVF_TRY(kvf_order_wait(&cache->order, cache->device)); /* they may read those from before */

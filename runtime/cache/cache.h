@@ -29,12 +29,12 @@ struct kvf_sequence {
 };
 
 /* Where the heads of a layer are. */
-typedef struct kvf_place {
+typedef struct kvf_layer_group {
     kvf_kv_group *kv_group; /* NULL: all heads stream */
     uint32_t index;         /* of the layer in the KV group */
     const uint32_t *heads;  /* [kv_heads] those of the KV group, then those that stream; NULL = the
                                KV group  has all, in order */
-} kvf_place;
+} kvf_layer_group;
 
 /* How a layer attends; see kvf_attention_params. */
 typedef struct kvf_layer_attention {
@@ -92,8 +92,8 @@ struct kvf_cache {
 
     uint32_t kv_group_count;
     kvf_kv_group *kv_groups;
-    kvf_place *places; /* [layers] */
-    kvf_rings *rings;  /* of streaming heads, or NULL */
+    kvf_layer_group *layer_groups; /* [layers] */
+    kvf_rings *rings;              /* of streaming heads, or NULL */
 
     kvf_sequence *sequences;           /* [sequences_max] */
     kvf_layer *layers;                 /* [sequences_max, layers] */
@@ -128,10 +128,10 @@ void kvf_cache_hold(kvf_cache *cache);
 void kvf_cache_release(kvf_cache *cache);
 
 /* Which of the KV group's heads this one of the layer is; not below their number: it streams. */
-static inline uint32_t kvf_place_head(const kvf_place *place, uint32_t kv_head)
+static inline uint32_t kvf_layer_group_head(const kvf_layer_group *at, uint32_t kv_head)
 {
-    uint32_t head = place->heads ? 0 : kv_head;
-    while (place->heads && place->heads[head] != kv_head)
+    uint32_t head = at->heads ? 0 : kv_head;
+    while (at->heads && at->heads[head] != kv_head)
         head++;
     return head;
 }
@@ -193,7 +193,7 @@ enum { KVF_HEAD_STREAMING, KVF_HEAD_HOT, KVF_HEAD_COARSE };
 static inline bool kvf_is_coarse(const kvf_cache *cache, uint32_t layer, uint32_t head)
 {
     const kvf_cache_config *c = &cache->config;
-    const uint32_t *heads = cache->places[layer].heads;
+    const uint32_t *heads = cache->layer_groups[layer].heads;
     return c->head_mask &&
            c->head_mask[(size_t)layer * c->kv_heads + (heads ? heads[head] : head)] ==
                KVF_HEAD_COARSE;
@@ -201,7 +201,7 @@ static inline bool kvf_is_coarse(const kvf_cache *cache, uint32_t layer, uint32_
 
 static inline bool kvf_has_coarse_heads(const kvf_cache *cache, uint32_t layer)
 {
-    const kvf_kv_group *kv_group = cache->places[layer].kv_group;
+    const kvf_kv_group *kv_group = cache->layer_groups[layer].kv_group;
     for (uint32_t h = 0; kv_group && h < kv_group->config.kv_heads; h++)
         if (kvf_is_coarse(cache, layer, h))
             return true;

@@ -28,7 +28,7 @@ typedef struct holder {
 
 void kvf_footprint_shape(kvf_cache *cache, uint32_t layer)
 {
-    const kvf_kv_group *kv_group = cache->places[layer].kv_group;
+    const kvf_kv_group *kv_group = cache->layer_groups[layer].kv_group;
     const uint32_t retrieval = kv_group ? kv_group->config.kv_heads : 0;
     kvf_footprint_layer *shape = &cache->footprint.layers[layer];
     *shape = (kvf_footprint_layer){.retrieval = retrieval,

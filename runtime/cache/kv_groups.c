@@ -138,7 +138,7 @@ static kvf_status own_mask(kvf_cache *cache)
 static void note_coarse(kvf_cache *cache)
 {
     for (uint32_t i = 0; i < cache->config.layers; i++) {
-        kvf_kv_group *kv_group = cache->places[i].kv_group;
+        kvf_kv_group *kv_group = cache->layer_groups[i].kv_group;
         if (kv_group && kv_group->policy->scores_pages && kvf_has_coarse_heads(cache, i)) {
             kvf_paging *p = &kv_group->dims.paging;
             p->segments_max = kvf_segments(p->block_size, p->blocks_max);
@@ -163,7 +163,7 @@ static void place_layers(kvf_cache *cache, kvf_kv_group *kv_group, uint32_t r)
     uint32_t index = 0;
     for (uint32_t i = 0; i < cache->config.layers; i++)
         if (retrieval_heads(cache, i) == r)
-            cache->places[i] = (kvf_place){.kv_group = kv_group, .index = index++};
+            cache->layer_groups[i] = (kvf_layer_group){.kv_group = kv_group, .index = index++};
 }
 
 /* Layers by their number of retrieval heads. */
@@ -182,7 +182,7 @@ static kvf_status divide(kvf_cache *cache, const kvf_cache_config *config)
         place_layers(cache, kv_group, r);
     }
     for (uint32_t i = 0; i < cache->config.layers; i++)
-        cache->places[i].heads = cache->rings->heads + (size_t)i * heads;
+        cache->layer_groups[i].heads = cache->rings->heads + (size_t)i * heads;
     return KVF_OK;
 }
 
@@ -194,9 +194,9 @@ kvf_status kvf_kv_groups_create(kvf_cache *cache, const kvf_cache_config *config
     KVF_TRY(own_mask(cache));
     KVF_TRY(kvf_rings_create(cache, &dims->paging));
     const uint32_t most = cache->rings ? c->kv_heads : 1;
-    cache->places = kvf_alloc(cache->context, c->layers, sizeof *cache->places);
+    cache->layer_groups = kvf_alloc(cache->context, c->layers, sizeof *cache->layer_groups);
     cache->kv_groups = kvf_alloc(cache->context, most, sizeof *cache->kv_groups);
-    if (!cache->places || !cache->kv_groups)
+    if (!cache->layer_groups || !cache->kv_groups)
         KVF_FAIL(cache->context, KVF_OUT_OF_MEMORY, "no memory for a cache of %u layers",
                  c->layers);
     if (cache->rings) {
@@ -217,7 +217,7 @@ void kvf_kv_groups_destroy(kvf_cache *cache)
     for (uint32_t i = cache->kv_group_count; i-- > 0;)
         kvf_kv_group_close(&cache->kv_groups[i]);
     kvf_free(cache->context, cache->kv_groups);
-    kvf_free(cache->context, cache->places);
+    kvf_free(cache->context, cache->layer_groups);
     kvf_rings_destroy(cache);
     kvf_free(cache->context, cache->layer_windows);
     kvf_free(cache->context, cache->head_mask);

@@ -28,7 +28,7 @@ struct kvf_rings {
     uint32_t streaming_max; /* most of a layer */
     uint32_t packed[2];     /* most retrieval and streaming heads of a layer that has both kinds */
     /* in host memory, of their own */
-    uint32_t *heads;         /* [layers, kv_heads], see kvf_place */
+    uint32_t *heads;         /* [layers, kv_heads], see kvf_layer_group */
     kvf_rings_layer *layers; /* [layers] */
     /* in device memory; rows = tokens of the longest chunk, or sequences_max */
     char *chunk;   /* [chunk_blocks, streaming_max, page bytes] */

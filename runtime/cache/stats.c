@@ -66,15 +66,15 @@ static void add_counters(const kvf_kv_group *kv_group, uint32_t index, kvf_stats
 
 static void add_layer(const kvf_cache *cache, uint32_t layer, bool is_here, kvf_stats *s)
 {
-    const kvf_place *place = &cache->places[layer];
+    const kvf_layer_group *at = &cache->layer_groups[layer];
     const kvf_layer_host_counters *h = &cache->counters[layer];
     s->steps += h->steps;
     s->bytes_to_host += h->bytes_to_host;
     s->refreshes += h->refreshes;
     s->tokens_attended += h->streamed;
     s->tokens_held += h->held;
-    if (place->kv_group && is_here)
-        add_counters(place->kv_group, place->index, s);
+    if (at->kv_group && is_here)
+        add_counters(at->kv_group, at->index, s);
 }
 
 static void add_kv_group(const kvf_kv_group *kv_group, kvf_stats *s)

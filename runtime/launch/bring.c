@@ -126,7 +126,7 @@ kvf_status kvf_addressable_wait(kvf_kv_group *kv_group, kvf_stream *stream)
 
 bool kvf_step_may_fail(const kvf_cache *cache, uint32_t layer)
 {
-    const kvf_kv_group *kv_group = cache->places[layer].kv_group;
+    const kvf_kv_group *kv_group = cache->layer_groups[layer].kv_group;
     return kv_group && kvf_page_pool_spills(&kv_group->pool);
 }
 

@@ -30,10 +30,10 @@ kvf_status kvf_step_begin(kvf_cache *cache, kvf_stream *stream, kvf_step *step)
 
 void kvf_step_at(kvf_step *step, uint32_t layer, kvf_sequence *const *sequences, uint32_t rows)
 {
-    const kvf_place *place = &step->cache->places[layer];
+    const kvf_layer_group *at = &step->cache->layer_groups[layer];
     step->layer = layer;
-    step->kv_group = place->kv_group;
-    step->index = place->index;
+    step->kv_group = at->kv_group;
+    step->index = at->index;
     step->rows = rows;
     step->states = step->cache->states;
     for (uint32_t b = 0; b < rows; b++) {

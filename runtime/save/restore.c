@@ -204,7 +204,7 @@ static kvf_status check_layer(const restoring *r, uint32_t index)
 {
     kvf_cache *cache = r->cache;
     const kvf_saved_layer *l = &r->file.header.layers[index];
-    const kvf_kv_group *kv_group = cache->places[index].kv_group;
+    const kvf_kv_group *kv_group = cache->layer_groups[index].kv_group;
     const uint32_t heads = kv_group ? kv_group->config.kv_heads : 0;
     if (l->heads != heads)
         KVF_FAIL(cache->context, KVF_CORRUPT,
@@ -260,7 +260,7 @@ static kvf_status compare(restoring *r, const kvf_restore_args *args)
     }
     for (uint32_t i = 0; r->is_exact && i < h->head->layers; i++) {
         const kvf_saved_layer *l = &h->layers[i];
-        const kvf_kv_group *kv_group = cache->places[i].kv_group;
+        const kvf_kv_group *kv_group = cache->layer_groups[i].kv_group;
         const bool is_fresh = l->flags & KVF_SAVED_FRESH;
         if (!kv_group || is_fresh)
             continue;
@@ -280,7 +280,7 @@ static kvf_status compare(restoring *r, const kvf_restore_args *args)
 
 static uint32_t sealed_of(const restoring *r, uint32_t index)
 {
-    const kvf_kv_group *kv_group = r->cache->places[index].kv_group;
+    const kvf_kv_group *kv_group = r->cache->layer_groups[index].kv_group;
     return kv_group ? kvf_sealed_blocks(kv_group, r->file.header.layers[index].length) : 0;
 }
 
@@ -311,7 +311,7 @@ static kvf_status take_memory(restoring *r)
     const kvf_saved_header *h = &r->file.header;
     size_t most = 64, pieces = 1;
     for (uint32_t i = 0; i < h->head->layers; i++) {
-        const kvf_kv_group *kv_group = r->cache->places[i].kv_group;
+        const kvf_kv_group *kv_group = r->cache->layer_groups[i].kv_group;
         const size_t bytes = kvf_snapshot_bytes(h->head, &h->layers[i]) + tail_bytes(r, i) +
                              (kv_group ? kvf_snapshot_work_bytes(kv_group, &h->layers[i]) : 0);
         most = bytes > most ? bytes : most;
@@ -371,7 +371,7 @@ static kvf_status read_layers(restoring *r)
     for (uint32_t i = 0; i < h->head->layers; i++) {
         char *tail;
         const kvf_snapshot snapshot = snapshot_of(r, i, &tail);
-        const kvf_kv_group *kv_group = r->cache->places[i].kv_group;
+        const kvf_kv_group *kv_group = r->cache->layer_groups[i].kv_group;
         KVF_TRY(
             kvf_snapshot_check(r->cache->context, r->file.path, h->head, &h->layers[i], &snapshot));
         if (kv_group && r->is_exact && !(h->layers[i].flags & KVF_SAVED_FRESH) &&

@@ -366,7 +366,7 @@ static void release(kvf_save *save)
     for (uint32_t i = 0; save->blocks && i < cache->config.layers; i++) {
         if (!save->blocks[i])
             continue;
-        kvf_page_pool *pool = &cache->places[i].kv_group->pool;
+        kvf_page_pool *pool = &cache->layer_groups[i].kv_group->pool;
         for (uint32_t b = 0; b < save->header.layers[i].sealed; b++)
             kvf_page_pool_release(pool, save->blocks[i][b]);
         kvf_free(save->cache->context, save->blocks[i]);

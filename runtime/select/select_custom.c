@@ -113,7 +113,7 @@ kvf_status kvf_choose_by_function(kvf_step *step)
                         .row = step->row_host,
                         .rows = step->rows,
                         .layer = step->layer,
-                        .heads = step->cache->places[step->layer].heads,
+                        .heads = step->cache->layer_groups[step->layer].heads,
                         .stride = step->stride,
                         .choose = t->choose,
                         .scores = t->reduced,

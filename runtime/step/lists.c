@@ -180,7 +180,8 @@ const void *kvf_lists_page_address(const kvf_sequence *sequence, uint32_t layer,
     KVF_ASSERT(kv_head < sequence->cache->config.kv_heads);
     const kvf_layer *state = &sequence->layers[layer];
     const kvf_kv_group *kv_group = state->kv_group;
-    const uint32_t head = kv_group ? kvf_place_head(&sequence->cache->places[layer], kv_head) : 0;
+    const uint32_t head =
+        kv_group ? kvf_layer_group_head(&sequence->cache->layer_groups[layer], kv_head) : 0;
     if (!kv_group || head >= kv_group->config.kv_heads)
         return NULL; /* it streams */
     const kvf_paging *p = &kv_group->dims.paging;

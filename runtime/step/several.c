@@ -22,7 +22,7 @@
  * token by token, but its slots (see kvf_step_turn). */
 static bool can_share(const kvf_cache *cache, uint32_t layer)
 {
-    const kvf_kv_group *kv_group = cache->places[layer].kv_group;
+    const kvf_kv_group *kv_group = cache->layer_groups[layer].kv_group;
     return kv_group && kv_group->dims.step_tokens > 1 && kvf_streaming_count(cache, layer) == 0;
 }
 
@@ -47,7 +47,7 @@ static effect advance(const kvf_kv_group *kv_group, kvf_layer *at)
 static uint32_t step_end(const kvf_cache *cache, uint32_t layer, uint32_t first, uint32_t rows)
 {
     kvf_sequence *const *sequences = cache->row_sequences;
-    const kvf_kv_group *kv_group = cache->places[layer].kv_group;
+    const kvf_kv_group *kv_group = cache->layer_groups[layer].kv_group;
     const bool shares = can_share(cache, layer);
     kvf_layer at = {0};
     effect last = EFFECT_NONE;
@@ -68,7 +68,7 @@ static uint32_t step_end(const kvf_cache *cache, uint32_t layer, uint32_t first,
 /* Before anything is appended. Blocks of the pool go to nobody else while this call lasts. */
 static kvf_status check_room(const kvf_cache *cache, const kvf_decode_args *args)
 {
-    const kvf_kv_group *kv_group = cache->places[args->layer].kv_group;
+    const kvf_kv_group *kv_group = cache->layer_groups[args->layer].kv_group;
     uint64_t needed = 0;
     for (uint32_t b = 0; kv_group && b < args->batch; b++) {
         const kvf_layer *layer = &args->sequences[b]->layers[args->layer];

@@ -27,7 +27,7 @@ typedef struct kvf_heads_call {
     uint32_t rows; /* tokens of a chunk, or sequences of a batch */
     bool is_chunk;
     bool is_mixed;         /* heads of both kinds: they are packed */
-    const uint32_t *heads; /* of the layer (kvf_place), on the device */
+    const uint32_t *heads; /* of the layer (kvf_layer_group), on the device */
     const kvf_row *row;    /* [rows] of a batch, on the device */
     kvf_heads_args pack_jobs, unpack_jobs;
 } kvf_heads_call;

@@ -130,8 +130,8 @@ static void scatter(pair *x, const int32_t *ids, uint32_t count, int32_t *to)
 static void copy_choice(pair *x, uint32_t layer)
 {
     const kvf_cache *cache = x->w[0].cache;
-    const kvf_place *place = &cache->places[layer];
-    const kvf_kv_group *kv_group = place->kv_group;
+    const kvf_layer_group *of = &cache->layer_groups[layer];
+    const kvf_kv_group *kv_group = of->kv_group;
     const kvf_paging *p = &kv_group->dims.paging;
     const uint32_t ids_max = kv_group->dims.ids_max;
     uint32_t stride = 1; /* of the step's scores */
@@ -145,7 +145,7 @@ static void copy_choice(pair *x, uint32_t layer)
     test_copy(count, kv_group->tables.now.id_count, ROWS * p->lists * sizeof *count);
     test_copy(scores, kv_group->tables.reduced, (size_t)ROWS * p->lists * stride * sizeof *scores);
     for (uint32_t i = 0; i < ROWS * p->lists; i++) {
-        const uint32_t head = place->heads ? place->heads[i % p->lists] : i % p->lists;
+        const uint32_t head = of->heads ? of->heads[i % p->lists] : i % p->lists;
         const size_t at = list_at(x, layer, i / p->lists, head);
         scatter(x, ids + (size_t)i * ids_max, count[i], x->ids + at);
         for (uint32_t n = 0; n < x->stride; n++)
