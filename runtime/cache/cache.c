@@ -188,7 +188,7 @@ static kvf_status check(const kvf_cache *cache, const kvf_attention_params *para
 }
 
 /* Sinks as a caller told them, to the place of the layer in device memory, which captures have. */
-static kvf_status put_sinks(kvf_cache *cache, uint32_t layer, const float *told)
+static kvf_status put_sinks(kvf_cache *cache, uint32_t layer, const float *sinks_host)
 {
     const kvf_device_ops *ops = cache->device->ops;
     const uint32_t heads = cache->config.query_heads, group = heads / cache->config.kv_heads;
@@ -197,7 +197,7 @@ static kvf_status put_sinks(kvf_cache *cache, uint32_t layer, const float *told)
     kvf_stream *stream = NULL;
     KVF_TRY(kvf_order_wait(&cache->order, cache->device)); /* they may read those from before */
     for (uint32_t h = 0; h < cache->config.kv_heads; h++)
-        memcpy(cache->words.sinks + h * group, told + (order ? order[h] : h) * group,
+        memcpy(cache->words.sinks + h * group, sinks_host + (order ? order[h] : h) * group,
                group * sizeof *to);
     KVF_TRY(ops->stream_create(cache->device, KVF_PRIORITY_NORMAL, &stream));
     kvf_status status = ops->copy(stream, to, cache->words_device.sinks, heads * sizeof *to);
@@ -212,17 +212,17 @@ static kvf_status put_sinks(kvf_cache *cache, uint32_t layer, const float *told)
 static kvf_status replace_sinks(kvf_cache *cache, uint32_t layer, kvf_layer_attention *params)
 {
     const uint32_t heads = cache->config.query_heads;
-    const float *before = cache->attention[layer].told;
-    float *told = cache->told + (size_t)layer * heads;
-    const kvf_status status = put_sinks(cache, layer, params->told);
+    const float *before = cache->attention[layer].sinks_host;
+    float *sinks_host = cache->sinks_host + (size_t)layer * heads;
+    const kvf_status status = put_sinks(cache, layer, params->sinks_host);
     if (status != KVF_OK) {
         if (before)
             (void)put_sinks(cache, layer, before); /* or the device is lost */
         return status;
     }
-    memcpy(told, params->told, heads * sizeof *told);
+    memcpy(sinks_host, params->sinks_host, heads * sizeof *sinks_host);
     params->sinks = cache->sinks + (size_t)layer * heads;
-    params->told = told;
+    params->sinks_host = sinks_host;
     return KVF_OK;
 }
 
@@ -236,9 +236,9 @@ static bool has_sinks(const float *sinks, uint32_t heads)
 
 static bool is_same(const kvf_layer_attention *a, const kvf_layer_attention *b, uint32_t heads)
 {
-    bool same = a->scale == b->scale && a->cap == b->cap && !a->told == !b->told;
-    for (uint32_t h = 0; same && a->told && h < heads; h++)
-        same = a->told[h] == b->told[h];
+    bool same = a->scale == b->scale && a->cap == b->cap && !a->sinks_host == !b->sinks_host;
+    for (uint32_t h = 0; same && a->sinks_host && h < heads; h++)
+        same = a->sinks_host[h] == b->sinks_host[h];
     return same;
 }
 
@@ -267,11 +267,11 @@ kvf_status kvf_attention_params_set(kvf_cache *cache, uint32_t layer,
     kvf_layer_attention wanted = {.scale =
                                       own.scale > 0.0f ? own.scale : cache->config.softmax_scale,
                                   .cap = own.soft_cap,
-                                  .told = has_sinks(own.sinks, heads) ? own.sinks : NULL};
+                                  .sinks_host = has_sinks(own.sinks, heads) ? own.sinks : NULL};
     if (is_same(&wanted, &cache->attention[layer], heads))
         return KVF_OK;
     KVF_TRY(check_tokens(cache, layer));
-    if (wanted.told)
+    if (wanted.sinks_host)
         KVF_TRY(replace_sinks(cache, layer, &wanted));
     cache->attention[layer] = wanted;
     cache->attention_changes++;

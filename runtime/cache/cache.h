@@ -42,7 +42,7 @@ typedef struct kvf_layer_attention {
     float cap;   /* 0 = none */
     const float
         *sinks; /* on the device, of the KV group's query heads, then those that stream; or NULL */
-    const float *told; /* the same on the host, as they were given */
+    const float *sinks_host; /* the same on the host, as they were given */
 } kvf_layer_attention;
 
 /* Sums that only the host knows. */
@@ -102,7 +102,7 @@ struct kvf_cache {
     kvf_layer_host_counters *counters; /* [layers] */
     kvf_layer_attention *attention;    /* [layers] */
     float *sinks;                      /* [layers, query_heads] in device memory, of attention */
-    float *told;                       /* [layers, query_heads] likewise on the host */
+    float *sinks_host;                 /* [layers, query_heads] likewise on the host */
     uint64_t attention_changes;        /* each another than the layer had */
     kvf_footprint_meter footprint;
     kvf_undo undo;

@@ -241,7 +241,7 @@ static void carve_sequences(kvf_cache *cache, kvf_carver *k)
     uint32_t *positions;
     uint8_t *by_step;
     KVF_CARVE(k, cache->sequences, c->sequences_max);
-    KVF_CARVE(k, cache->told, c->layers, c->query_heads);
+    KVF_CARVE(k, cache->sinks_host, c->layers, c->query_heads);
     KVF_CARVE(k, cache->layers, rows);
     KVF_CARVE(k, cache->states, kvf_rows_max(c));
     KVF_CARVE(k, cache->row_sequences, kvf_rows_max(c));

@@ -151,7 +151,7 @@ static kvf_status check_attention(const restoring *r, uint32_t layer)
         return differs(r, layer, "soft_cap", cap, mine->cap);
     for (uint32_t h = 0; h < r->cache->config.query_heads; h++) {
         const float sink = theirs ? theirs[2 + h] : -INFINITY;
-        const float own = mine->told ? mine->told[h] : -INFINITY;
+        const float own = mine->sinks_host ? mine->sinks_host[h] : -INFINITY;
         char name[32];
         snprintf(name, sizeof name, "sinks[%u]", h);
         if (sink != own)

@@ -86,7 +86,7 @@ static bool has_attention(const kvf_cache *cache)
     bool has = false;
     for (uint32_t i = 0; !has && i < cache->config.layers; i++) {
         const kvf_layer_attention *f = &cache->attention[i];
-        has = f->scale != cache->config.softmax_scale || f->cap > 0.0f || f->told;
+        has = f->scale != cache->config.softmax_scale || f->cap > 0.0f || f->sinks_host;
     }
     return has;
 }
@@ -97,7 +97,7 @@ static void put_attention(const kvf_cache *cache, uint32_t layer, float *to)
     to[0] = attention->scale;
     to[1] = attention->cap;
     for (uint32_t h = 0; h < cache->config.query_heads; h++)
-        to[2 + h] = attention->told ? attention->told[h] : -INFINITY;
+        to[2 + h] = attention->sinks_host ? attention->sinks_host[h] : -INFINITY;
 }
 
 static kvf_saved_head head_of(const kvf_cache *cache, const kvf_save_args *args,
