@@ -279,14 +279,14 @@ typedef struct kvf_clone_args {
 KVF_TASKS(clone, kvf_clone_args, a->tasks)
 
 /* ---- dequantize_chunks: blocks of chunks in full precision, where pages are quantized ----
- * Block b of row i to block i * blocks_each + b of `wide`, but for tokens after the end of the
+ * Block b of row i to block i * blocks_each + b of `scratch`, but for tokens after the end of the
  * chunk. One task per (row, block, KV head). */
 typedef struct kvf_dequantize_chunks_args {
     kvf_paging paging;
     kvf_query_chunks chunks;
     uint32_t blocks_each; /* at least those of the longest */
     void *const *blocks;  /* [chunks.count, blocks_max] in storage format, as `rows` names them */
-    char *wide;           /* [chunks.count, blocks_each] blocks */
+    char *scratch;        /* [chunks.count, blocks_each] blocks */
 } kvf_dequantize_chunks_args;
 KVF_TASKS(dequantize_chunks, kvf_dequantize_chunks_args,
           a->chunks.count * a->blocks_each * a->paging.kv_heads)

@@ -25,7 +25,7 @@ static __global__ void __launch_bounds__(THREADS, 2)
     if (tokens == 0)
         return;
     const char *from = (const char *)a.blocks[(size_t)row * p->blocks_max + block] + head * all;
-    char *to = a.wide + place * kvf_block_bytes(p) + head * kvf_run_bytes(p);
+    char *to = a.scratch + place * kvf_block_bytes(p) + head * kvf_run_bytes(p);
     quantized_fetch(from, all);
     /* A block has an even number of tokens, so warps stay whole. */
     for (uint32_t t = threadIdx.x / KVF_CODE_LANES; t < p->block_size; t += TOKENS)

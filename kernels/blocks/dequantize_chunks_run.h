@@ -18,10 +18,10 @@ static inline uint32_t kvf_dequantize_chunks_begin(const kvf_dequantize_chunks_a
     const uint32_t tokens = kvf_dequantize_chunks_tokens(a, row, block);
     if (tokens == 0)
         return 0;
-    *run =
-        (kvf_quantized_run){.exact = a->wide + place * kvf_block_bytes(p) + head * kvf_run_bytes(p),
-                            .home = (char *)a->blocks[(size_t)row * p->blocks_max + block] +
-                                    head * kvf_stored_run_bytes(p)};
+    *run = (kvf_quantized_run){.exact = a->scratch + place * kvf_block_bytes(p) +
+                                        head * kvf_run_bytes(p),
+                               .home = (char *)a->blocks[(size_t)row * p->blocks_max + block] +
+                                       head * kvf_stored_run_bytes(p)};
     return tokens;
 }
 

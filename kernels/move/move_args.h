@@ -198,33 +198,33 @@ KVF_TASKS(repack, kvf_repack_args,
 
 /* ---- quantize: sealed blocks of rows into storage format ----
  * Blocks first .. first + count - 1 of those below `sealed` that the call seals, of every row: from
- * the ring, or from block b of `wide`, to the row's `pool`. Then tokens of the source that are not
- * of the sink become what the quantized ones say, so that digests and attention see what is stored.
- * The source of block sealed - 1 goes to the row's spare block as it was, if rings have one. One
- * task per (row, block, KV head).
+ * the ring, or from block b of `scratch`, to the row's `pool`. Then tokens of the source that are
+ * not of the sink become what the quantized ones say, so that digests and attention see what is
+ * stored. The source of block sealed - 1 goes to the row's spare block as it was, if rings have
+ * one. One task per (row, block, KV head).
  */
 typedef struct kvf_quantize_args {
     kvf_paging paging;
     uint32_t rows;
     uint32_t count;
-    uint32_t first;     /* of the row's blocks, if `wide` is given; else sealed_before */
-    char *wide;         /* [blocks_max] blocks in full precision; NULL = the ring */
+    uint32_t first;     /* of the row's blocks, if `scratch` is given; else sealed_before */
+    char *scratch;      /* [blocks_max] blocks in full precision; NULL = the ring */
     const kvf_row *row; /* [rows] */
 } kvf_quantize_args;
 KVF_TASKS(quantize, kvf_quantize_args, a->rows * a->count * a->paging.kv_heads)
 
 /* ---- dequantize: sealed blocks of one row in full precision ----
- * Blocks first .. first + count - 1, which the row's table has in the pool: to block b of `wide`,
- * or to the ring if that is NULL. Tokens of the sink come from the store. If `view` is given it
- * becomes the row with `table`, which names `wide` for sealed blocks and the ring for the others,
- * and without slots: what reads it finds exact pages. Task 0 makes the view; one more per (block,
- * KV head).
+ * Blocks first .. first + count - 1, which the row's table has in the pool: to block b of
+ * `scratch`, or to the ring if that is NULL. Tokens of the sink come from the store. If `view` is
+ * given it becomes the row with `table`, which names `scratch` for sealed blocks and the ring for
+ * the others, and without slots: what reads it finds exact pages. Task 0 makes the view; one more
+ * per (block, KV head).
  */
 typedef struct kvf_dequantize_args {
     kvf_paging paging;
     uint32_t first;
     uint32_t count;
-    char *wide;         /* [blocks_max] blocks */
+    char *scratch;      /* [blocks_max] blocks */
     const void *block;  /* where the block is, if count is 1; NULL = where the table says */
     void **table;       /* [blocks_max] out, or NULL */
     kvf_row *view;      /* [1] out, or NULL */
@@ -235,10 +235,10 @@ KVF_TASKS(dequantize, kvf_dequantize_args, 1 + a->count * a->paging.kv_heads)
 /* ---- carry: kept tokens of quantized pages into the blocks that they seal ----
  * Blocks sealed_before .. sealed - 1 of a row, in its `pool`. Token i of KV head h there was token
  * id = ids[h * stride + i]. If id is of a block below `quantized`, it moves as it was quantized,
- * out of from[id / block_size]; else it is quantized from block i / block_size of `wide`. Then
- * tokens of `wide` that are not of the sink become what the quantized ones say. Ids ascend, so none
- * is below i: from[b] may be where block b goes, because a task takes one block after the other and
- * reads a place before it writes there. One task per KV head.
+ * out of from[id / block_size]; else it is quantized from block i / block_size of `scratch`. Then
+ * tokens of `scratch` that are not of the sink become what the quantized ones say. Ids ascend, so
+ * none is below i: from[b] may be where block b goes, because a task takes one block after the
+ * other and reads a place before it writes there. One task per KV head.
  */
 typedef struct kvf_carry_args {
     kvf_paging paging;
@@ -246,7 +246,7 @@ typedef struct kvf_carry_args {
     uint32_t stride;         /* row stride of ids */
     const void *const *from; /* [quantized] blocks in storage format */
     const uint32_t *ids;     /* [kv_heads, stride] */
-    char *wide;              /* [blocks_max] blocks in full precision */
+    char *scratch;           /* [blocks_max] blocks in full precision */
     const kvf_row *row;      /* [1] */
 } kvf_carry_args;
 KVF_TASKS(carry, kvf_carry_args, a->paging.kv_heads)

@@ -24,13 +24,14 @@ static __global__ void __launch_bounds__(THREADS)
     const kvf_row *row = &a.row[blockIdx.x / (a.count * p->kv_heads)];
     const uint32_t head = blockIdx.x % p->kv_heads;
     const uint32_t block =
-        (a.wide ? a.first : row->sealed_before) + blockIdx.x / p->kv_heads % a.count;
+        (a.scratch ? a.first : row->sealed_before) + blockIdx.x / p->kv_heads % a.count;
     if (block >= row->sealed)
         return;
     const size_t token = kvf_token_bytes(&p->shape), run = head * kvf_run_bytes(p);
     const size_t home = kvf_stored_page_bytes(&p->shape), all = kvf_stored_run_bytes(p);
     char *from =
-        (a.wide ? a.wide + block * kvf_block_bytes(p) : kvf_row_ring_block(p, row, block)) + run;
+        (a.scratch ? a.scratch + block * kvf_block_bytes(p) : kvf_row_ring_block(p, row, block)) +
+        run;
     char *to = (char *)row->pool[block - row->sealed_before] + head * all,
          *quantized = kvf_shared();
     const uint64_t sink = kvf_sink_bits(p, block);
@@ -65,7 +66,7 @@ static __device__ void make_view(const kvf_dequantize_args *a)
 {
     const kvf_paging *p = &a->paging;
     for (uint32_t b = threadIdx.x; a->table && b < p->blocks_max; b += blockDim.x)
-        a->table[b] = b < a->row->sealed ? a->wide + b * kvf_block_bytes(p)
+        a->table[b] = b < a->row->sealed ? a->scratch + b * kvf_block_bytes(p)
                                          : kvf_row_ring_block(p, a->row, b);
     if (!a->view || threadIdx.x)
         return;
@@ -88,8 +89,9 @@ static __global__ void __launch_bounds__(THREADS)
     const size_t token = kvf_token_bytes(&p->shape), all = kvf_stored_run_bytes(p);
     const uint64_t sink = kvf_sink_bits(p, block);
     const char *from = (const char *)(a.block ? a.block : row->blocks[block]) + head * all;
-    char *to = (a.wide ? a.wide + block * kvf_block_bytes(p) : kvf_row_ring_block(p, row, block)) +
-               head * kvf_run_bytes(p);
+    char *to =
+        (a.scratch ? a.scratch + block * kvf_block_bytes(p) : kvf_row_ring_block(p, row, block)) +
+        head * kvf_run_bytes(p);
     quantized_fetch(from, all);
     /* A block has an even number of tokens, so warps stay whole. */
     for (uint32_t t = threadIdx.x / KVF_CODE_LANES; t < p->block_size; t += TOKENS)
@@ -146,7 +148,7 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS)
     char *quantized = kvf_shared();
     for (uint32_t b = row->sealed_before; b < row->sealed; b++) {
         const uint32_t *ids = a.ids + head * a.stride + b * p->block_size;
-        char *exact = a.wide + (b * p->kv_heads + head) * p->block_size * token;
+        char *exact = a.scratch + (b * p->kv_heads + head) * p->block_size * token;
         char *to = (char *)row->pool[b - row->sealed_before] + head * all;
         const uint64_t sink = kvf_sink_bits(p, b);
         for (uint32_t i = threadIdx.x; i < all / 16; i += blockDim.x)

@@ -27,7 +27,7 @@ KVF_INLINE int kvf_quantize_begin(const kvf_quantize_args *a, uint32_t task, kvf
     const kvf_paging *p = &a->paging;
     const kvf_row *row = &a->row[task / (a->count * p->kv_heads)];
     const uint32_t block =
-        (a->wide ? a->first : row->sealed_before) + task / p->kv_heads % a->count;
+        (a->scratch ? a->first : row->sealed_before) + task / p->kv_heads % a->count;
     if (block >= row->sealed)
         return 0;
     run->head = task % p->kv_heads;
@@ -35,7 +35,8 @@ KVF_INLINE int kvf_quantize_begin(const kvf_quantize_args *a, uint32_t task, kvf
     run->sink = kvf_sink_bits(p, block);
     const size_t at = run->head * kvf_run_bytes(p);
     run->exact =
-        (a->wide ? a->wide + block * kvf_block_bytes(p) : kvf_row_ring_block(p, row, block)) + at;
+        (a->scratch ? a->scratch + block * kvf_block_bytes(p) : kvf_row_ring_block(p, row, block)) +
+        at;
     run->home = (char *)row->pool[block - row->sealed_before] + run->head * kvf_stored_run_bytes(p);
     if (p->spare_blocks && block + 1 == row->sealed)
         memcpy(kvf_row_spare(p, row) + at, run->exact, kvf_run_bytes(p));
@@ -55,14 +56,14 @@ KVF_INLINE int kvf_dequantize_begin(const kvf_dequantize_args *a, uint32_t task,
         run->sink = kvf_sink_bits(p, run->block);
         run->home = (char *)(uintptr_t)(a->block ? a->block : row->blocks[run->block]) +
                     run->head * kvf_stored_run_bytes(p);
-        run->exact = (a->wide ? a->wide + run->block * kvf_block_bytes(p)
-                              : kvf_row_ring_block(p, row, run->block)) +
+        run->exact = (a->scratch ? a->scratch + run->block * kvf_block_bytes(p)
+                                 : kvf_row_ring_block(p, row, run->block)) +
                      run->head * kvf_run_bytes(p);
         return 1;
     }
     for (uint32_t b = 0; a->table && b < p->blocks_max; b++)
         a->table[b] =
-            b < row->sealed ? a->wide + b * kvf_block_bytes(p) : kvf_row_ring_block(p, row, b);
+            b < row->sealed ? a->scratch + b * kvf_block_bytes(p) : kvf_row_ring_block(p, row, b);
     if (a->view) {
         *a->view = *row;
         a->view->blocks = a->table;
@@ -130,13 +131,13 @@ KVF_INLINE uint32_t kvf_carry_moved(const kvf_carry_args *a, const kvf_quantized
 KVF_INLINE kvf_quantized_run kvf_carry_run(const kvf_carry_args *a, uint32_t head, uint32_t block)
 {
     const kvf_paging *p = &a->paging;
-    return (kvf_quantized_run){.exact =
-                                   a->wide + block * kvf_block_bytes(p) + head * kvf_run_bytes(p),
-                               .home = (char *)a->row->pool[block - a->row->sealed_before] +
-                                       head * kvf_stored_run_bytes(p),
-                               .sink = kvf_sink_bits(p, block),
-                               .head = head,
-                               .block = block};
+    return (kvf_quantized_run){
+        .exact = a->scratch + block * kvf_block_bytes(p) + head * kvf_run_bytes(p),
+        .home =
+            (char *)a->row->pool[block - a->row->sealed_before] + head * kvf_stored_run_bytes(p),
+        .sink = kvf_sink_bits(p, block),
+        .head = head,
+        .block = block};
 }
 
 #endif

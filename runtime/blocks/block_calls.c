@@ -289,7 +289,7 @@ static uint32_t chunk_blocks(const kvf_blocks *blocks, const kvf_query_chunk *ch
 static kvf_query_chunks some_chunks(const kvf_blocks *blocks, const kvf_query_chunks *all,
                                     uint32_t first)
 {
-    const uint32_t room = kv_group_of(blocks)->dims.wide_blocks;
+    const uint32_t room = kv_group_of(blocks)->dims.scratch_blocks;
     kvf_query_chunks some = {0};
     uint32_t most = 0; /* blocks of the longest */
     for (uint32_t i = first; i < all->count; i++) {
@@ -314,14 +314,15 @@ static kvf_status stage_chunks(const kvf_blocks *blocks, uint32_t layer,
                                                           .chunks = prefill->chunks,
                                                           .blocks_each = each,
                                                           .blocks = c->blocks,
-                                                          .wide = kv_group->tables.wide.blocks};
+                                                          .scratch =
+                                                              kv_group->tables.scratch.blocks};
     const kvf_stage_args stage = {.paging = c->paging,
                                   .rows = prefill->chunks.count,
                                   .count = each,
                                   .row = c->row,
-                                  .to = kv_group->tables.wide.blocks,
+                                  .to = kv_group->tables.scratch.blocks,
                                   .counters = kvf_counters_device(kv_group, layer)};
-    prefill->blocks = (const void *const *)blocks->constants.wide;
+    prefill->blocks = (const void *const *)blocks->constants.scratch;
     prefill->blocks_stride = each;
     return kvf_quantizes_pages(kv_group) ? KVF_ENQUEUE(stream, dequantize_chunks, dequantize_chunks)
                                          : KVF_ENQUEUE(stream, stage, stage);
@@ -360,7 +361,7 @@ static kvf_status prefill_chunks(kvf_blocks *blocks, const kvf_blocks_extend_arg
     for (uint32_t i = 0; i < chunks->count; i++)
         prefill.tokens = kvf_max_u32(prefill.tokens, chunks->at[i].tokens);
     KVF_TRY(KVF_ENQUEUE(stream, rows, make));
-    if (kv_group_of(blocks)->dims.wide_blocks)
+    if (kv_group_of(blocks)->dims.scratch_blocks)
         KVF_TRY(stage_chunks(blocks, args->layer, &prefill, stream));
     KVF_TRY(KVF_ENQUEUE(stream, prefill, prefill));
     for (uint32_t i = 0; streaming_of(blocks, args->layer) && i < chunks->count; i++)

@@ -143,7 +143,7 @@ static kvf_status set_dims(kvf_blocks *blocks)
                  "block_tokens = %u: must be a multiple of %u%s", blocks->config.block_tokens,
                  p->block_size, p->block_size > KVF_CODE_TOKENS ? ", the page_size" : "");
     d->by_block = 1;
-    d->wide_blocks = kvf_max_u32(d->wide_blocks, d->arena_blocks);
+    d->scratch_blocks = kvf_max_u32(d->scratch_blocks, d->arena_blocks);
     d->arena_blocks = 0;
     d->jobs_max = 0;
     p->digest_bytes = 0;
@@ -244,7 +244,7 @@ static void carve_constants(const kvf_blocks *blocks, kvf_carver *k, kvf_block_c
               physical->paging.kv_heads);
     KVF_CARVE(k, c->streaming, physical->streaming.blocks ? physical->layers : 0,
               physical->paging.kv_heads);
-    KVF_CARVE(k, c->wide, blocks->cache->kv_groups[0].dims.wide_blocks);
+    KVF_CARVE(k, c->scratch, blocks->cache->kv_groups[0].dims.scratch_blocks);
 }
 
 /* A region's tails of streaming heads, and room to attend with them. */
@@ -409,8 +409,8 @@ static void fill_constants(const kvf_blocks *blocks, const kvf_block_constants *
     *to->physical = blocks->physical;
     for (uint32_t i = 0; i < kv_group->pool.memory.arena_count; i++)
         to->arenas[i] = kv_group->pool.memory.arenas[i].device;
-    for (uint32_t b = 0; b < kv_group->dims.wide_blocks; b++)
-        to->wide[b] = kv_group->tables.wide.blocks + b * kvf_block_bytes(p);
+    for (uint32_t b = 0; b < kv_group->dims.scratch_blocks; b++)
+        to->scratch[b] = kv_group->tables.scratch.blocks + b * kvf_block_bytes(p);
     for (uint32_t l = 0; l < lists; l++)
         to->list_bits[l] = blocks->constants.bits;
     if (to->coarse)

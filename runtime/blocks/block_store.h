@@ -34,7 +34,7 @@ typedef struct kvf_block_constants {
     uint64_t *bits;             /* [kv_heads, blocks_max] */
     uint32_t *coarse;           /* [layers, kv_heads], see kvf_physical_blocks */
     uint32_t *streaming;        /* likewise */
-    void **wide;                /* [wide_blocks] what chunks attend to; see kvf_block_prefill */
+    void **scratch;             /* [scratch_blocks] what chunks attend to; see kvf_block_prefill */
 } kvf_block_constants;
 
 /* Tails of a layer; ring.heads is 0 where no head streams. See kvf_gather_window_args. */

@@ -456,7 +456,7 @@ static void count_lists(const kvf_select_policy *policy, const kvf_cache_config 
                       .sink = c->sink_tokens};
     if (c->pages != KVF_PAGES_NATIVE) {
         p->spare_blocks = 1;
-        dims->wide_blocks = blocks_max;
+        dims->scratch_blocks = blocks_max;
     }
     if (c->digest == KVF_DIGEST_CODES) {
         p->block_jobs = 1;
@@ -570,8 +570,8 @@ kvf_status kvf_config_resolve(kvf_runtime *runtime, const kvf_cache_config *conf
     KVF_TRY(divide_budget(context, policy, resolved, block_size, dims));
     count_lists(policy, resolved, block_size, dims);
     KVF_TRY(check_lists(runtime, context, resolved, dims));
-    /* Chunks attend where steps do; quantized pages go through `wide` instead. */
-    if (dims->wide_blocks == 0 &&
+    /* Chunks attend where steps do; quantized pages go through `scratch` instead. */
+    if (dims->scratch_blocks == 0 &&
         (runtime->test_hooks.prefill_arena == 1 ||
          (runtime->test_hooks.prefill_arena == 0 && kvf_transfer_moves(resolved->transfer))))
         dims->arena_blocks = dims->paging.blocks_max;

@@ -57,14 +57,14 @@ struct kvf_dims {
     uint64_t jobs_max;      /* digest jobs of one launch */
     uint32_t recalls;       /* 1: rows know their recent choices, of which a refresh takes tokens */
     uint32_t arena_blocks;  /* of the prefill arena; 0 = there is none */
-    uint32_t wide_blocks;   /* room for a row in full precision, where pages are quantized; under
-                               blocks of   the caller the room of chunks; else 0 */
-    uint32_t by_block;      /* 1: under blocks of the caller; rows have no tables here */
-    uint32_t needs_mirror;  /* 1: functions of the host cannot read device memory */
-    uint32_t block_count;   /* of the pool */
-    uint32_t digest_blocks; /* whose digests are on the device: all of the pool, or none */
-    uint32_t bundle_blocks; /* blocks that come and go together */
-    uint32_t page_frames;   /* bundles in memory; 0 = all blocks are there, none come and go */
+    uint32_t scratch_blocks; /* room for a row in full precision, where pages are quantized; under
+                             blocks of   the caller the room of chunks; else 0 */
+    uint32_t by_block;       /* 1: under blocks of the caller; rows have no tables here */
+    uint32_t needs_mirror;   /* 1: functions of the host cannot read device memory */
+    uint32_t block_count;    /* of the pool */
+    uint32_t digest_blocks;  /* whose digests are on the device: all of the pool, or none */
+    uint32_t bundle_blocks;  /* blocks that come and go together */
+    uint32_t page_frames;    /* bundles in memory; 0 = all blocks are there, none come and go */
 };
 
 /* The host's half of a row. */

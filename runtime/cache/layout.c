@@ -30,7 +30,7 @@ static void carve_rows(kvf_kv_group *kv_group, kvf_reservation *r)
     KVF_CARVE(&r->kv, t->rings, ringed, p->ring_blocks + p->spare_blocks, block);
     KVF_CARVE(&r->kv, t->stores, kept ? 2 : 1, rows, p->kv_heads, p->store_pages, page);
     KVF_CARVE(&r->kv, kv_group->tables.arena, d->arena_blocks, block);
-    KVF_CARVE(&r->kv, kv_group->tables.wide.blocks, d->wide_blocks, block);
+    KVF_CARVE(&r->kv, kv_group->tables.scratch.blocks, d->scratch_blocks, block);
     KVF_CARVE(&r->digest, t->digests, p->kv_heads, d->digest_blocks, p->digest_bytes);
     KVF_CARVE(&r->digest, t->centroids, kept, p->kv_heads, p->segments_max, c->head_dim);
     KVF_CARVE(&r->digest, t->centroid_scales, kept, p->kv_heads, p->segments_max);
@@ -148,9 +148,9 @@ static void carve_step(kvf_kv_group *kv_group, kvf_carver *k)
     KVF_CARVE(k, t->chunk_fault, 1);
     KVF_CARVE(k, t->counters, d->needs_mirror ? c->layers : 0);
     KVF_CARVE(k, t->arena_pool, d->arena_blocks);
-    const uint64_t wide = d->by_block ? 0 : d->wide_blocks;
-    KVF_CARVE(k, t->wide.table, wide);
-    KVF_CARVE(k, t->wide.view, wide ? 1 : 0);
+    const uint64_t scratch = d->by_block ? 0 : d->scratch_blocks;
+    KVF_CARVE(k, t->scratch.table, scratch);
+    KVF_CARVE(k, t->scratch.view, scratch ? 1 : 0);
 }
 
 /* Room to observe one row, and to attend to it densely. */
@@ -384,7 +384,7 @@ static bool leave_out_prompts(kvf_cache *cache)
     for (uint32_t i = 0; i < cache->kv_group_count; i++) {
         kvf_kv_group *kv_group = &cache->kv_groups[i];
         uint32_t *room = kv_group->dims.by_block && !kvf_quantizes_pages(kv_group)
-                             ? &kv_group->dims.wide_blocks
+                             ? &kv_group->dims.scratch_blocks
                              : &kv_group->dims.arena_blocks;
         was_there |= *room != 0;
         *room = 0;
@@ -437,7 +437,7 @@ static kvf_status add_kv_group(kvf_cache *cache, const kvf_kv_group *kv_group)
         kvf_page_pool_table_bytes(d->block_count, d->bundle_blocks, d->page_frames, c->layers + 1);
     plan->device_kv_bytes += slots.bytes;
     plan->device_table_bytes += residency.bytes + staging_device;
-    plan->prompt_bytes += (uint64_t)(d->arena_blocks + d->wide_blocks) * kvf_block_bytes(p);
+    plan->prompt_bytes += (uint64_t)(d->arena_blocks + d->scratch_blocks) * kvf_block_bytes(p);
     plan->slots = kvf_min_u32(plan->slots ? plan->slots : UINT32_MAX, p->slots);
     const uint64_t resident = (uint64_t)p->slots * c->page_size / c->layers;
     if (plan->resident_tokens == 0 || resident < plan->resident_tokens)

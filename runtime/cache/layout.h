@@ -55,11 +55,11 @@ typedef struct kvf_row_tables {
 } kvf_row_tables;
 
 /* Room for one row, or for chunks, in full precision; see step.h. */
-typedef struct kvf_wide_tables {
-    char *blocks;  /* [wide_blocks, block bytes] */
-    void **table;  /* [wide_blocks] */
+typedef struct kvf_scratch_tables {
+    char *blocks;  /* [scratch_blocks, block bytes] */
+    void **table;  /* [scratch_blocks] */
     kvf_row *view; /* [1] if pages are quantized */
-} kvf_wide_tables;
+} kvf_scratch_tables;
 
 /* Pages scored by codes. */
 typedef struct kvf_code_scores {
@@ -123,7 +123,7 @@ typedef struct kvf_tables {
     kvf_row_tables rows;
     char *arena;       /* [arena_blocks, block bytes]; see prefill_arena.h */
     void **arena_pool; /* [arena_blocks] */
-    kvf_wide_tables wide;
+    kvf_scratch_tables scratch;
     kvf_undo_tables undo;
 
     /* choosing and fetching */

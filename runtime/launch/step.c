@@ -305,14 +305,15 @@ void kvf_step_lists(kvf_step *step)
 
 /* Quantized pages in full precision; see the header. Knows nothing of who reads them. */
 
-kvf_status kvf_wide_row(const kvf_step *step, const kvf_kv_group *kv_group, const kvf_row *row,
-                        uint32_t first, uint32_t count, const kvf_row **view)
+kvf_status kvf_dequantized_row(const kvf_step *step, const kvf_kv_group *kv_group,
+                               const kvf_row *row, uint32_t first, uint32_t count,
+                               const kvf_row **view)
 {
-    const kvf_wide_tables *t = &kv_group->tables.wide;
+    const kvf_scratch_tables *t = &kv_group->tables.scratch;
     const kvf_dequantize_args args = {.paging = kv_group->dims.paging,
                                       .first = first,
                                       .count = count,
-                                      .wide = t->blocks,
+                                      .scratch = t->blocks,
                                       .table = t->table,
                                       .view = t->view,
                                       .row = row};
@@ -320,10 +321,11 @@ kvf_status kvf_wide_row(const kvf_step *step, const kvf_kv_group *kv_group, cons
     return KVF_LAUNCH(step, dequantize, args);
 }
 
-kvf_status kvf_wide_view(kvf_step *step, uint32_t index, const kvf_row **view)
+kvf_status kvf_dequantized_view(kvf_step *step, uint32_t index, const kvf_row **view)
 {
     *view = step->row + index;
     return kvf_quantizes_pages(step->kv_group)
-               ? kvf_wide_row(step, step->kv_group, *view, 0, step->row_host[index].sealed, view)
+               ? kvf_dequantized_row(step, step->kv_group, *view, 0, step->row_host[index].sealed,
+                                     view)
                : KVF_OK;
 }

@@ -199,7 +199,7 @@ void kvf_step_share(kvf_step *step, uint32_t most);
  * Quantized pages in full precision, for what looks at a row's tokens otherwise than a step's
  * attention.
  *
- * A KV group that quantizes pages has room for one row in full precision, `tables.wide.blocks`.
+ * A KV group that quantizes pages has room for one row in full precision, `tables.scratch.blocks`.
  * Whoever needs it fills it, in stream order, and it holds until the next one does: nothing of it
  * is remembered. A *view* is a row whose table names that room for sealed blocks, and which has no
  * slots.
@@ -207,16 +207,16 @@ void kvf_step_share(kvf_step *step, uint32_t most);
 
 /* Blocks first .. first + count - 1 of a row on the device, whose table names the pool. *view gets
  * the view of the row. */
-KVF_CHECKED kvf_status kvf_wide_row(const kvf_step *step, const kvf_kv_group *kv_group,
-                                    const kvf_row *row, uint32_t first, uint32_t count,
-                                    const kvf_row **view);
+KVF_CHECKED kvf_status kvf_dequantized_row(const kvf_step *step, const kvf_kv_group *kv_group,
+                                           const kvf_row *row, uint32_t first, uint32_t count,
+                                           const kvf_row **view);
 /* Row `index` of the step with all its sealed blocks; the row itself where pages are exact. */
-KVF_CHECKED kvf_status kvf_wide_view(kvf_step *step, uint32_t index, const kvf_row **view);
+KVF_CHECKED kvf_status kvf_dequantized_view(kvf_step *step, uint32_t index, const kvf_row **view);
 
-/* The view that kvf_wide_view gave. */
-static inline const kvf_row *kvf_wide_last(const kvf_step *step, uint32_t index)
+/* The view that kvf_dequantized_view gave. */
+static inline const kvf_row *kvf_dequantized_last(const kvf_step *step, uint32_t index)
 {
-    return kvf_quantizes_pages(step->kv_group) ? step->kv_group->tables.wide.view
+    return kvf_quantizes_pages(step->kv_group) ? step->kv_group->tables.scratch.view
                                                : step->row + index;
 }
 

@@ -222,7 +222,7 @@ static const char *exact_run(const putting *p, uint32_t block, uint32_t head)
 {
     const kvf_paging *paging = &p->kv_group->dims.paging;
     return kvf_quantizes_pages(p->kv_group)
-               ? p->kv_group->tables.wide.blocks + block * kvf_block_bytes(paging) +
+               ? p->kv_group->tables.scratch.blocks + block * kvf_block_bytes(paging) +
                      head * kvf_run_bytes(paging)
                : kvf_row_run(paging, &p->row, block, head);
 }
@@ -271,8 +271,9 @@ static kvf_status put_digests(const putting *p)
         const kvf_encode_args encode = {.shape = paging->shape, .job_count = count, .jobs = jobs};
         const kvf_row *view;
         if (kvf_quantizes_pages(kv_group))
-            KVF_TRY(kvf_wide_row(p->step, kv_group, kvf_seen_device(&p->l->work, p->work.row),
-                                 first, end - first, &view));
+            KVF_TRY(kvf_dequantized_row(p->step, kv_group,
+                                        kvf_seen_device(&p->l->work, p->work.row), first,
+                                        end - first, &view));
         KVF_TRY(kvf_has_codes(kv_group) ? KVF_LAUNCH(p->step, encode, encode)
                                         : KVF_LAUNCH(p->step, digest, digest));
     }

@@ -16,7 +16,7 @@ kvf_status kvf_step_cover(kvf_step *step, const kvf_observation *o)
     const kvf_kv_group *kv_group = step->kv_group;
     const kvf_tables *t = &kv_group->tables;
     const kvf_row *row;
-    KVF_TRY(kvf_wide_view(step, o->index, &row));
+    KVF_TRY(kvf_dequantized_view(step, o->index, &row));
     const kvf_cover_args args = {.paging = kv_group->dims.paging,
                                  .resident = o->resident,
                                  .spans_max = kv_group->dims.cover_max,

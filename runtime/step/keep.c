@@ -13,8 +13,8 @@
  * A layer whose tokens are in a static set, or were, is built anew from its first page: bits and
  * digests of its pages say what left them.
  *
- * Where pages are quantized, rows are taken from the layer in full precision (kvf_wide_row), in
- * which the block that was sealed last is as it came. They go to the sink and to the window. A
+ * Where pages are quantized, rows are taken from the layer in full precision (kvf_dequantized_row),
+ * in which the block that was sealed last is as it came. They go to the sink and to the window. A
  * token that is sealed again moves as it was quantized, in place likewise, so no token is quantized
  * twice but those that come back to the window.
  */
@@ -232,14 +232,17 @@ static kvf_status dequantize_blocks(kvf_step *step, const keeping *k, const kvf_
 {
     const kvf_paging *p = &step->kv_group->dims.paging;
     const kvf_device_ops *ops = step->kv_group->device->ops;
-    char *wide = step->kv_group->tables.wide.blocks;
-    const kvf_dequantize_args dequantize = {
-        .paging = *p, .count = k->sealed, .wide = wide, .table = k->work.blocks, .row = step->row};
+    char *scratch = step->kv_group->tables.scratch.blocks;
+    const kvf_dequantize_args dequantize = {.paging = *p,
+                                            .count = k->sealed,
+                                            .scratch = scratch,
+                                            .table = k->work.blocks,
+                                            .row = step->row};
     KVF_TRY(ops->copy(k->stream, k->work.quantized, row->blocks, k->sealed * sizeof *row->blocks));
     KVF_TRY(KVF_LAUNCH(step, dequantize, dequantize));
     if (k->layer->cut.spare == 0)
         return KVF_OK;
-    return ops->copy(k->stream, wide + (k->layer->cut.spare - 1) * kvf_block_bytes(p),
+    return ops->copy(k->stream, scratch + (k->layer->cut.spare - 1) * kvf_block_bytes(p),
                      kvf_row_spare(p, row), kvf_block_bytes(p));
 }
 

@@ -3,11 +3,11 @@
 /*
  * A chunk where pages are quantized; see the header.
  *
- * Knows nothing of quantization beyond its two kernels. The row is made exact first (kvf_wide_row),
- * and the chunk is appended to that: blocks that it seals beside the earlier ones, the rest in the
- * ring. Then queries go in groups that see equally many sealed blocks, as many as a block has
- * tokens, and in front of each group the next block is quantized, which leaves in the row what was
- * quantized. So attention is the one of other caches, over one page table.
+ * Knows nothing of quantization beyond its two kernels. The row is made exact first
+ * (kvf_dequantized_row), and the chunk is appended to that: blocks that it seals beside the earlier
+ * ones, the rest in the ring. Then queries go in groups that see equally many sealed blocks, as
+ * many as a block has tokens, and in front of each group the next block is quantized, which leaves
+ * in the row what was quantized. So attention is the one of other caches, over one page table.
  */
 
 #include "prefill_quantized.h"
@@ -23,11 +23,12 @@ static kvf_status make_wide(kvf_step *step, const kvf_prefill_args *args, uint32
     const kvf_kv_group *kv_group = step->kv_group;
     const kvf_paging *p = &kv_group->dims.paging;
     const kvf_row *row = &step->row_host[0];
-    KVF_TRY(kvf_wide_row(step, kv_group, step->row, 0, args->q ? row->sealed_before : 0, view));
+    KVF_TRY(
+        kvf_dequantized_row(step, kv_group, step->row, 0, args->q ? row->sealed_before : 0, view));
     for (uint32_t b = row->sealed_before; b < row->sealed && b * p->block_size < base; b++)
-        KVF_TRY(kv_group->device->ops->copy(step->stream,
-                                            kv_group->tables.wide.blocks + b * kvf_block_bytes(p),
-                                            kvf_row_ring_block(p, row, b), kvf_block_bytes(p)));
+        KVF_TRY(kv_group->device->ops->copy(
+            step->stream, kv_group->tables.scratch.blocks + b * kvf_block_bytes(p),
+            kvf_row_ring_block(p, row, b), kvf_block_bytes(p)));
     return KVF_OK;
 }
 
@@ -39,7 +40,7 @@ static kvf_status quantize(kvf_step *step, uint32_t first, uint32_t end)
                                     .rows = 1,
                                     .count = end - first,
                                     .first = first,
-                                    .wide = kv_group->tables.wide.blocks,
+                                    .scratch = kv_group->tables.scratch.blocks,
                                     .row = step->row};
     return first < end ? KVF_LAUNCH(step, quantize, args) : KVF_OK;
 }
@@ -56,7 +57,7 @@ static kvf_status attend(kvf_step *step, const kvf_prefill_args *args, uint32_t 
     group.q = (const char *)args->q + row * kvf_row_bytes(s);
     const kvf_shape out = kvf_out_shape(step->cache, s);
     group.out = (char *)args->out + row * kvf_value_bytes(&out);
-    return kvf_chunk_attend(step, &group, first, kv_group->tables.wide.table);
+    return kvf_chunk_attend(step, &group, first, kv_group->tables.scratch.table);
 }
 
 static kvf_status quantize_and_attend(kvf_step *step, const kvf_prefill_args *args, uint32_t base)
@@ -94,7 +95,7 @@ kvf_status kvf_prefill_quantized(kvf_step *step, const kvf_prefill_args *args, u
         kvf_cut_spare(&layer->cut, step->row_host[0].sealed);
     KVF_TRY(kvf_step_stamp(step, NULL));
     KVF_TRY(make_wide(step, args, base, &view));
-    KVF_TRY(kvf_chunk_repack(step, args, base, step->kv_group->tables.wide.table));
+    KVF_TRY(kvf_chunk_repack(step, args, base, step->kv_group->tables.scratch.table));
     KVF_TRY(quantize_and_attend(step, args, base));
     KVF_TRY(seal(step, view, base));
     return kvf_step_point_tables(step);
@@ -109,12 +110,12 @@ kvf_status kvf_carry_quantized(kvf_step *step, const kvf_prefill_args *args, uin
                                   .stride = carried->stride,
                                   .from = carried->from,
                                   .ids = carried->ids,
-                                  .wide = kv_group->tables.wide.blocks,
+                                  .scratch = kv_group->tables.scratch.blocks,
                                   .row = step->row};
     const kvf_row *view;
     KVF_ASSERT(!args->q);
     KVF_TRY(make_wide(step, args, base, &view));
-    KVF_TRY(kvf_chunk_repack(step, args, base, kv_group->tables.wide.table));
+    KVF_TRY(kvf_chunk_repack(step, args, base, kv_group->tables.scratch.table));
     KVF_TRY(KVF_LAUNCH(step, carry, carry));
     KVF_TRY(seal(step, view, base));
     return kvf_step_point_tables(step);

@@ -100,7 +100,7 @@ static kvf_status pack(kvf_step *step, const kvf_observation *all)
                                 .resident = all->resident,
                                 .spans_max = kv_group->dims.cover_max,
                                 .ids_max = kv_group->dims.tokens_max,
-                                .row = kvf_wide_last(step, all->index),
+                                .row = kvf_dequantized_last(step, all->index),
                                 .spans = t->cover.spans,
                                 .span_index = t->cover.span_index,
                                 .ids = t->tokens.ids,

@@ -562,13 +562,13 @@ static void dequantize_chunks(check *c, const world *w, const kvf_query_chunks *
         .chunks = *chunks,
         .blocks_each = p->blocks_max,
         .blocks = k->blocks,
-        .wide = check_changed(c, "wide", blocks * kvf_block_bytes(p))};
+        .scratch = check_changed(c, "scratch", blocks * kvf_block_bytes(p))};
     CHECK_BOTH(c, dequantize_chunks, &a);
     for (uint32_t t = 0; t < chunks->at[0].base + chunks->at[0].tokens; t++)
         for (uint32_t h = 0; h < p->kv_heads; h++) {
             take_exact(w, k->physical[t / p->block_size], h, t % p->block_size, w->exact);
             check_bits(c, "a token in full precision",
-                       a.wide + t / p->block_size * kvf_block_bytes(p) + h * kvf_run_bytes(p) +
+                       a.scratch + t / p->block_size * kvf_block_bytes(p) + h * kvf_run_bytes(p) +
                            t % p->block_size * token,
                        w->exact, token);
         }

@@ -77,8 +77,8 @@ static void quantize_case(check *c, uint32_t rows, bool from_ring, check_data da
         const size_t bytes = w.p.blocks_max * kvf_block_bytes(&w.p);
         a.first = w.row->sealed_before;
         a.count = w.row->sealed - a.first;
-        a.wide = check_changed(c, "wide", bytes);
-        fill_exact(c, &w.p.shape, a.wide, bytes, data);
+        a.scratch = check_changed(c, "scratch", bytes);
+        fill_exact(c, &w.p.shape, a.scratch, bytes, data);
     }
     CHECK_BOTH(c, quantize, &a);
 }
@@ -109,7 +109,7 @@ static void dequantize_case(check *c, bool to_ring)
         a.block = w.row->sealed ? w.row->blocks[0] : NULL;
         check_track(c, "ring", w.row->ring, kvf_ring_size(&w.p));
     } else {
-        a.wide = check_changed(c, "wide", w.p.blocks_max * kvf_block_bytes(&w.p));
+        a.scratch = check_changed(c, "scratch", w.p.blocks_max * kvf_block_bytes(&w.p));
         a.table = check_changed(c, "table", w.p.blocks_max * sizeof *a.table);
         a.view = check_changed(c, "view", sizeof *a.view);
     }
@@ -236,8 +236,8 @@ static void carry_case(check *c, check_data data)
     a.stride = count;
     a.ids = kept_ids(c, w.p.kv_heads, count,
                      kvf_max_u32(blocks + check_below(c, 4), row->sealed) * w.p.block_size);
-    a.wide = check_changed(c, "wide", bytes);
-    fill_exact(c, &w.p.shape, a.wide, bytes, data);
+    a.scratch = check_changed(c, "scratch", bytes);
+    fill_exact(c, &w.p.shape, a.scratch, bytes, data);
     CHECK_BOTH(c, carry, &a);
     for (uint32_t i = row->sealed_before * w.p.block_size; i < count; i++)
         expect_carried(c, &a, before, pool, i % w.p.kv_heads, i);
