@@ -37,6 +37,8 @@ static const kvf_setting own[] = {
     {"prompts", KVF_SETTING_NAME, 1, OWN(prompts), 0, 2,
      (const char *const[]){"auto", "llama", "kvferry", NULL}, NULL, 0,
      "whose kernels compute prompts; auto = llama.cpp's"},
+    {"copies", KVF_SETTING_NAME, 1, OWN(copies), 0, 1, (const char *const[]){"one", "two", NULL},
+     NULL, 0, "two = llama.cpp's memory of tokens stays; one needs the signal SIGSEGV"},
     {"log", KVF_SETTING_REAL, 1, OWN(log_seconds), 0, 1e9, NULL, NULL, 0,
      "seconds between summaries; 0 = at the end only"},
     {"verify", KVF_SETTING_WHOLE, 1, OWN(verify), 0, 1e9, NULL, NULL, 0,

@@ -15,6 +15,10 @@ enum { KVL_SETTING_TEXT = 640 };
 /** Who computes prompts. */
 typedef enum kvl_prompts { KVL_PROMPTS_AUTO, KVL_PROMPTS_LLAMA, KVL_PROMPTS_KVFERRY } kvl_prompts;
 
+/** Where the tokens of an F16 cache are: in the library's pages, or in llama.cpp's memory as well.
+ */
+typedef enum kvl_tokens_kept { KVL_COPIES_ONE, KVL_COPIES_TWO } kvl_tokens_kept;
+
 typedef struct kvl_settings {
     int off;
     kvf_runtime_config runtime; /* threads 0: those of llama.cpp */
@@ -22,6 +26,7 @@ typedef struct kvl_settings {
     uint64_t host_memory;       /* most bytes of pages; 0 = what there is */
     uint32_t rows;              /* most tokens of a pass that are a step */
     kvl_prompts prompts;
+    kvl_tokens_kept copies;
     double log_seconds; /* between summaries; 0 = at the end only */
     uint32_t verify;    /* every N-th step of a layer is compared with llama.cpp's; 0 = none */
 } kvl_settings;

@@ -224,7 +224,8 @@ void kvl_pages_learn(const kvl_plugin *p, kvl_layer *l)
     /* A window has to be more than a page, and what a card might read is there. */
     l->stays = l->stays || !can_hide || l->cache->shape.is_wide || l->cache->shape.is_off_card ||
                p->settings.cache.pages != KVF_PAGES_NATIVE ||
-               g[0].row * KVL_PUT < 2 * page_bytes() || g[1].row * KVL_PUT < 2 * page_bytes();
+               p->settings.copies == KVL_COPIES_TWO || g[0].row * KVL_PUT < 2 * page_bytes() ||
+               g[1].row * KVL_PUT < 2 * page_bytes();
 }
 
 static void put_away_window(kvl_layer *l, const kvl_pages *g, size_t page, size_t n)

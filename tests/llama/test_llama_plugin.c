@@ -557,13 +557,17 @@ static void tokens_are_there_once(void **unused)
     rig_close(r);
     assert_non_null(strstr(rig_said(), " MiB instead of llama.cpp's "));
     rig_unload();
-    r = rig_open(&(rig_options){.type = GG_BF16, .away_at = 1});
-    rig_listen();
-    assert_int_equal(begin(r, 250, set[0]), GG_SUCCESS);
-    assert_int_equal(rig_away(), 0);
-    rig_close(r);
-    assert_non_null(strstr(rig_said(), " MiB beside llama.cpp's "));
-    rig_unload();
+    static const rig_options both[] = {{.type = GG_BF16, .away_at = 1},
+                                       {.setting = "copies=two", .away_at = 1}};
+    for (size_t i = 0; i < 2; i++) {
+        r = rig_open(&both[i]);
+        rig_listen();
+        assert_int_equal(begin(r, 250, set[0]), GG_SUCCESS);
+        assert_int_equal(rig_away(), 0);
+        rig_close(r);
+        assert_non_null(strstr(rig_said(), " MiB beside llama.cpp's "));
+        rig_unload();
+    }
 }
 
 static void *generate(void *user)
