@@ -113,7 +113,7 @@ int kvl_settings_read(const char *text, kvl_settings *settings, char *error)
     kvf_cache_config_init(&settings->cache);
     settings->cache.dtype = KVF_FP16;
     settings->cache.phase_times = 0;
-    settings->rows = 32;
+    settings->rows = 16;
     static const char blanks[] = " \t\n,";
     char word[256];
     for (const char *at = text ? text : ""; *(at += strspn(at, blanks)) != '\0';) {
