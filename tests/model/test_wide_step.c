@@ -106,14 +106,14 @@ static void expect_nodes(const char *family, uint32_t layers, uint32_t of_layer)
     model_rig_close(&r.model);
 }
 
-/* A layer: six of attention (test_record), and four products with what follows them, norms too.
+/* A layer: four of attention (test_record), and four products with what follows them, norms too.
  * Around the layers: what brings the arguments, the first norm, the logits and their way to the
  * host. */
 static void a_layer_has_few_launches(void **state)
 {
-    expect_nodes("Llama", 1, 6 + 4);
-    expect_nodes("Llama", 3, 6 + 4);
-    expect_nodes("Qwen3", 2, 6 + 4);
+    expect_nodes("Llama", 1, 4 + 4);
+    expect_nodes("Llama", 3, 4 + 4);
+    expect_nodes("Qwen3", 2, 4 + 4);
 }
 
 /* In batches of 8, whose forks score what they have in common in one launch per layer more
