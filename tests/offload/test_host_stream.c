@@ -262,9 +262,11 @@ static void test_bad_launch(void **state)
     kvf_stream *stream;
     RIG_OK(r.ops->stream_create(r.device, KVF_PRIORITY_NORMAL, &stream));
     char args[KVF_LAUNCH_ARGS_MAX + 1] = {0};
+    char bytes[32];
     kvf_error error;
     assert_int_equal(r.ops->launch(stream, mix, args, sizeof args, 1), KVF_INVALID);
-    assert_non_null(strstr(rig_error(&r, &error), "257 bytes"));
+    snprintf(bytes, sizeof bytes, "%zu bytes", sizeof args);
+    assert_non_null(strstr(rig_error(&r, &error), bytes));
     RIG_OK(r.ops->launch(stream, mix, NULL, 0, 0)); /* no tasks: not run */
     RIG_OK(r.ops->copy(stream, NULL, NULL, 0));
     RIG_OK(r.ops->stream_wait(stream));
