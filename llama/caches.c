@@ -452,12 +452,14 @@ static void say_first(const kvl_cache *c, const kvl_layer *layer, const kvl_plan
     const size_t each = (k->nb[2] + v->nb[2]) * (size_t)k->ne[2]; /* of llama.cpp */
     const double host = (double)plan->memory.host_bytes, codes = (double)plan->codes;
     const double device = (double)plan->memory.device_bytes, own = (double)plan->own;
-    kvl_say("serving %u layers%s, %u cells of room, %.0f MiB %s llama.cpp's %.0f, budget %u; "
+    const int is_quantized = plan->blocks.cache.pages != KVF_PAGES_NATIVE;
+    kvl_say("serving %u layers%s, %u cells of room, %.0f MiB %s llama.cpp's %.0f%s, budget %u; "
             "blocks=%u host=%.0f device=%.0f codes=%.0f own=%.0f",
             c->layers, c->shape.is_off_card ? " on the card" : "",
             plan->blocks.block_count * KVL_BLOCK, (host + device + codes + own) / 1048576.0,
             layer->stays ? "beside" : "instead of", (double)(c->layers * each) / 1048576.0,
-            c->budget, plan->blocks.block_count, host, device, codes, own);
+            is_quantized && !layer->stays ? ", which comes back quantized" : "", c->budget,
+            plan->blocks.block_count, host, device, codes, own);
 }
 
 kvl_reason kvl_cache_ready(kvl_plugin *p, kvl_layer *layer)

@@ -15,9 +15,9 @@ enum { KVL_SETTING_TEXT = 640 };
 /** Who computes prompts. */
 typedef enum kvl_prompts { KVL_PROMPTS_AUTO, KVL_PROMPTS_LLAMA, KVL_PROMPTS_KVFERRY } kvl_prompts;
 
-/** Where the tokens of an F16 cache are: in the library's pages, or in llama.cpp's memory as well.
- */
-typedef enum kvl_tokens_kept { KVL_COPIES_ONE, KVL_COPIES_TWO } kvl_tokens_kept;
+/** Where tokens are: in the library's pages, or in llama.cpp's memory as well. AUTO and ONE differ
+ * in quantized pages, from which llama.cpp gets other numbers back than it wrote. */
+typedef enum kvl_tokens_kept { KVL_COPIES_AUTO, KVL_COPIES_ONE, KVL_COPIES_TWO } kvl_tokens_kept;
 
 typedef struct kvl_settings {
     int off;

@@ -5,9 +5,9 @@
  * the system, and hidden. Whoever touches one of them, in whatever way, gets a fault, and in it the
  * page as it was, from kvf_blocks_get: kernels of llama.cpp, functions of buffers, callbacks.
  *
- * A page goes only if the library gives its bytes back as they are. A place of a chain that such a
- * page needs is not given up before the page is back (kvl_bring_cell), nor is a mark of a write set
- * (kvl_layer_wrote).
+ * A page goes only if the library gives its bytes back as they are, unless one copy of quantized
+ * tokens is asked for. A place of a chain that such a page needs is not given up before the page is
+ * back (kvl_bring_cell), nor is a mark of a write set (kvl_layer_wrote).
  *
  * Invariant: of every cell of a page that is away, a chain has a place that is put.
  */
@@ -213,6 +213,11 @@ static int catches_faults(void)
 
 /* ---- away ---- */
 
+static int is_quantized(const kvl_plugin *p)
+{
+    return p->settings.cache.pages != KVF_PAGES_NATIVE;
+}
+
 void kvl_pages_learn(const kvl_plugin *p, kvl_layer *l)
 {
     const kvl_pages *g = l->pages;
@@ -221,11 +226,11 @@ void kvl_pages_learn(const kvl_plugin *p, kvl_layer *l)
         can_hide = kvl_can_hide();
     learn(&l->pages[0], l->k);
     learn(&l->pages[1], l->v);
+    const kvl_tokens_kept kept = p->settings.copies;
+    l->stays |= !can_hide || l->cache->shape.is_wide || l->cache->shape.is_off_card ||
+                kept == KVL_COPIES_TWO || (kept != KVL_COPIES_ONE && is_quantized(p));
     /* A window has to be more than a page, and what a card might read is there. */
-    l->stays = l->stays || !can_hide || l->cache->shape.is_wide || l->cache->shape.is_off_card ||
-               p->settings.cache.pages != KVF_PAGES_NATIVE ||
-               p->settings.copies == KVL_COPIES_TWO || g[0].row * KVL_PUT < 2 * page_bytes() ||
-               g[1].row * KVL_PUT < 2 * page_bytes();
+    l->stays |= g[0].row * KVL_PUT < 2 * page_bytes() || g[1].row * KVL_PUT < 2 * page_bytes();
 }
 
 static void put_away_window(kvl_layer *l, const kvl_pages *g, size_t page, size_t n)
@@ -240,7 +245,8 @@ static void put_away_window(kvl_layer *l, const kvl_pages *g, size_t page, size_
     const char *content = whole && kvl_pages_guard(at, n * bytes) ? read_back(l, g, page, n) : NULL;
     for (size_t i = 0; content && i < n; i++)
         g->away[page + i] =
-            is_whole(l, g, page, i) && !memcmp(at + i * bytes, content + i * bytes, bytes);
+            is_whole(l, g, page, i) &&
+            (is_quantized(kvl_the_plugin()) || !memcmp(at + i * bytes, content + i * bytes, bytes));
     for (size_t i = 0, run; whole && i < n; i += run, at += run * bytes) {
         run = same(g, page + i, page + n);
         if (!g->away[page + i])

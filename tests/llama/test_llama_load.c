@@ -90,7 +90,7 @@ static void wrong_settings_are_told(void **state)
         {"log=-1", "log = -1: must be a number from 0"},
         {"rows=0", "rows = 0: must be a whole number from 1 to 512"},
         {"prompts=mine", "prompts = mine: must be auto, llama or kvferry"},
-        {"copies=three", "copies = three: must be one or two"},
+        {"copies=three", "copies = three: must be auto, one or two"},
         {"budget=64 local=64", "budget_tokens = 64"},
         {"select=quest", "select"},
     };

@@ -570,6 +570,38 @@ static void tokens_are_there_once(void **unused)
     }
 }
 
+/* By the wish of a user: what a reader brings back is near what was written, and the same each
+ * time. */
+static void quantized_tokens_are_there_once(void **unused)
+{
+    (void)unused;
+    rig *r = rig_open(&(rig_options){.setting = "pages=k8v8 copies=one", .away_at = 1});
+    rig_set set[1] = {{0}};
+    const size_t row = r->k[0]->nb[1];
+    uint16_t key[3][RIG_KV * RIG_DIM];
+    rig_listen();
+    r->attentions = 1;
+    assert_int_equal(begin(r, 250, set[0]), GG_SUCCESS);
+    for (size_t i = 0; i < RIG_KV * RIG_DIM; i++)
+        key[0][i] = kvf_fp16_from_float((float)(i * 37 % 61) / 61.0f - 0.5f);
+    for (size_t cell = 120; cell < 124; cell++) /* enough that pages go */
+        standin_set_tensor(r->k[0], key[0], cell * row, row);
+    assert_int_equal(rig_attend(r, 0, 1, 0, 1, set), GG_SUCCESS);
+    const size_t away = rig_away();
+    assert_true(away >= RIG_LAYERS * 2 * 5);
+    for (int i = 1; i < 3; i++) {
+        standin_get_tensor(r->k[0], key[i], 120 * row, row);
+        assert_int_equal(rig_away(), away);
+    }
+    assert_memory_equal(key[1], key[2], row);
+    assert_memory_not_equal(key[0], key[1], row);
+    for (size_t i = 0; i < RIG_KV * RIG_DIM; i++)
+        assert_true(fabsf(kvf_fp16_to_float(key[0][i]) - kvf_fp16_to_float(key[1][i])) < 0.05f);
+    rig_close(r);
+    assert_non_null(strstr(rig_said(), ", which comes back quantized, budget "));
+    rig_unload();
+}
+
 static void *generate(void *user)
 {
     rig *r = user;
@@ -609,9 +641,10 @@ int main(void)
                         contexts_run_in_threads);
     return unit_run(no_output_is_wrong, no_prompt_is_wrong, no_page_comes_back_wrong,
                     pages_that_come_back_empty_are_seen, tokens_are_there_once,
-                    without_proofs_outputs_are_wrong, steps_are_served_and_prompts_left,
-                    verify_sees_what_is_wrong, scales_may_change, what_is_not_understood_is_left,
-                    values_beyond_f16_leave_the_cache, attention_that_is_off_is_said,
-                    contexts_are_apart, a_buffer_that_goes_has_its_own_functions,
+                    quantized_tokens_are_there_once, without_proofs_outputs_are_wrong,
+                    steps_are_served_and_prompts_left, verify_sees_what_is_wrong, scales_may_change,
+                    what_is_not_understood_is_left, values_beyond_f16_leave_the_cache,
+                    attention_that_is_off_is_said, contexts_are_apart,
+                    a_buffer_that_goes_has_its_own_functions,
                     what_was_never_written_takes_no_memory, contexts_run_in_threads);
 }

@@ -130,9 +130,9 @@ static void streams_run_in_order(void **state)
         test_expect(runtime, kvf_memory_copy(stream, got, cells, sizeof got), KVF_OK);
         test_expect(runtime, kvf_stream_wait(stream), KVF_OK);
         assert_memory_equal(got, wanted, sizeof got);
-        char big[257] = {0};
+        char big[385] = {0};
         test_expect(runtime, kvf_stream_launch(stream, add_round, big, sizeof big, 1), KVF_INVALID);
-        assert_non_null(strstr(kvf_runtime_error(runtime)->text, "257"));
+        assert_non_null(strstr(kvf_runtime_error(runtime)->text, "385"));
         test_expect(runtime, kvf_stream_launch(stream, NULL, NULL, 0, 1), KVF_INVALID);
         kvf_stream_destroy(stream);
         kvf_memory_free(runtime, memory);
