@@ -172,7 +172,7 @@ static gg_buffer *alloc_buffer(gg_buffer_type *type, size_t bytes)
     b->buft = type;
     b->context = card_alloc(bytes);
     b->size = bytes;
-    standin_card.allocated++;
+    __atomic_fetch_add(&standin_card.allocated, 1, __ATOMIC_RELAXED); /* contexts have threads */
     return b;
 }
 

@@ -233,11 +233,20 @@ static double late_steps(int waits)
     return worst;
 }
 
+/* Without the wait there is a race, at which ThreadSanitizer ends the process. */
+#if defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define RACES_END
+#endif
+#endif
+
 static void work_on_the_card_is_waited_for(void **state)
 {
     (void)state;
     assert_true(late_steps(1) < ROUNDING);
+#ifndef RACES_END
     assert_false(late_steps(0) < ROUNDING);
+#endif
 }
 
 int main(void)
