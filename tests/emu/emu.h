@@ -141,7 +141,7 @@ static inline void __syncwarp(unsigned mask = 0xffffffffu)
 /* TSan knows no fences: there, every fence orders after the one before. */
 static inline void kvf_emu_fence(void)
 {
-#if KVF_EMU_TSAN
+#if KVF_TSAN
     __atomic_fetch_add(&kvf_emu_fence_word, 1, __ATOMIC_SEQ_CST);
 #else
     __atomic_thread_fence(__ATOMIC_SEQ_CST);

@@ -26,7 +26,7 @@
 #include <vector_functions.h>
 
 #include "emu_machine.h"
-#if KVF_EMU_ASAN
+#if KVF_ASAN
 #include <sanitizer/asan_interface.h>
 #else
 #define ASAN_POISON_MEMORY_REGION(pointer, bytes)   ((void)(pointer), (void)(bytes))
@@ -103,7 +103,7 @@ static kvf_emu_machine *machine_open(void)
         kvf_emu_stacks_adopt(&m->stacks);
         m->place = &kvf_emu_here;
         m->backwards = asked_for("KVF_EMU_ORDER", "backwards");
-        m->has_races = KVF_EMU_TSAN && !asked_for("KVF_EMU_RACES", "streams");
+        m->has_races = KVF_TSAN && !asked_for("KVF_EMU_RACES", "streams");
     }
     return m;
 }

@@ -18,7 +18,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#if KVF_EMU_ASAN
+#if KVF_ASAN
 #include <sanitizer/common_interface_defs.h>
 #endif
 
@@ -143,7 +143,7 @@ void kvf_emu_stacks_open(kvf_emu_stacks *stacks, unsigned fibers)
 
 void kvf_emu_stacks_adopt(kvf_emu_stacks *stacks)
 {
-#if KVF_EMU_ASAN
+#if KVF_ASAN
     pthread_attr_t attributes;
     void *bottom = NULL;
     if (pthread_getattr_np(pthread_self(), &attributes) != 0 ||
@@ -168,7 +168,7 @@ KVF_EMU_QUIET kvf_emu_fiber *kvf_emu_fiber_create(kvf_emu_stacks *stacks, void (
     kvf_emu_fiber *fiber = &stacks->fibers[number];
     char *bottom = guard + page;
     prepare(fiber, bottom, bottom + STACK_BYTES - number % 32 * 128, entry);
-#if KVF_EMU_TSAN
+#if KVF_TSAN
     if (is_thread)
         fiber->race_state = __tsan_create_fiber(0);
 #else
@@ -182,18 +182,18 @@ KVF_EMU_QUIET kvf_emu_fiber *kvf_emu_fiber_create(kvf_emu_stacks *stacks, void (
 KVF_EMU_QUIET void kvf_emu_fibers_run(kvf_emu_stacks *stacks, kvf_emu_fiber *home,
                                       kvf_emu_fiber *first)
 {
-#if KVF_EMU_ASAN
+#if KVF_ASAN
     __sanitizer_start_switch_fiber(&stacks->own_fake, stacks->memory,
                                    stacks->limit * stack_stride());
     __sanitizer_finish_switch_fiber(NULL, NULL, NULL);
 #else
     (void)stacks;
 #endif
-#if KVF_EMU_TSAN
+#if KVF_TSAN
     home->race_state = first->race_state != NULL ? __tsan_get_current_fiber() : NULL;
 #endif
     kvf_emu_fiber_switch(home, first);
-#if KVF_EMU_ASAN
+#if KVF_ASAN
     __sanitizer_start_switch_fiber(NULL, stacks->own_bottom, stacks->own_bytes);
     __sanitizer_finish_switch_fiber(stacks->own_fake, NULL, NULL);
 #endif

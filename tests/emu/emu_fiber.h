@@ -14,42 +14,22 @@
 #include <stddef.h>
 #include <ucontext.h>
 
-#if defined(__SANITIZE_ADDRESS__)
-#define KVF_EMU_ASAN 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer)
-#define KVF_EMU_ASAN 1
-#endif
-#endif
-#ifndef KVF_EMU_ASAN
-#define KVF_EMU_ASAN 0
-#endif
-
-#if defined(__SANITIZE_THREAD__)
-#define KVF_EMU_TSAN 1
-#elif defined(__has_feature)
-#if __has_feature(thread_sanitizer)
-#define KVF_EMU_TSAN 1
-#endif
-#endif
-#ifndef KVF_EMU_TSAN
-#define KVF_EMU_TSAN 0
-#endif
+#include "sanitizers.h"
 
 /* For the emulator's own state, which all fibers of an OS thread share by design, and which is
  * looked at with every switch: checks of it would take most of a kernel's time. Clang's
  * no_sanitize("thread") still tells of every call. */
-#if KVF_EMU_TSAN && defined(__clang__)
+#if KVF_TSAN && defined(__clang__)
 #define KVF_EMU_QUIET __attribute__((no_sanitize("thread"), disable_sanitizer_instrumentation))
-#elif KVF_EMU_TSAN
+#elif KVF_TSAN
 #define KVF_EMU_QUIET __attribute__((no_sanitize("thread")))
-#elif KVF_EMU_ASAN
+#elif KVF_ASAN
 #define KVF_EMU_QUIET __attribute__((no_sanitize("address"), no_sanitize("undefined")))
 #else
 #define KVF_EMU_QUIET
 #endif
 
-#if KVF_EMU_TSAN
+#if KVF_TSAN
 #include <sanitizer/tsan_interface.h>
 #endif
 
@@ -102,7 +82,7 @@ extern "C" void kvf_emu_stack_switch(void **from, void *to);
 /* Leave `from`, which runs, and go on in `to`. Returns when somebody switches back. */
 KVF_EMU_QUIET static inline void kvf_emu_fiber_switch(kvf_emu_fiber *from, kvf_emu_fiber *to)
 {
-#if KVF_EMU_TSAN
+#if KVF_TSAN
     if (to->race_state != NULL)
         __tsan_switch_to_fiber(to->race_state, __tsan_switch_to_fiber_no_sync);
 #endif

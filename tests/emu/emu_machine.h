@@ -20,7 +20,7 @@
 enum { KVF_EMU_WARPS_MAX = 32 };
 
 /* The order of the threads of a block, where they are threads to TSan. */
-#if KVF_EMU_TSAN
+#if KVF_TSAN
 #define KVF_EMU_ACQUIRE(m, key) ((m)->has_races ? __tsan_acquire((void *)(key)) : (void)0)
 #define KVF_EMU_RELEASE(m, key) ((m)->has_races ? __tsan_release((void *)(key)) : (void)0)
 #else

@@ -24,14 +24,7 @@
 #include "emu_launch.h"
 #include "emu_state.h"
 
-#if defined(__SANITIZE_ADDRESS__)
-#define EMU_ASAN 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer)
-#define EMU_ASAN 1
-#endif
-#endif
-#ifdef EMU_ASAN
+#if KVF_ASAN
 #include <sanitizer/asan_interface.h>
 #else
 #define ASAN_POISON_MEMORY_REGION(pointer, bytes) ((void)(pointer), (void)(bytes))
@@ -247,7 +240,7 @@ Visible::~Visible()
 
 void memory_hide()
 {
-#if !KVF_EMU_TSAN
+#if !KVF_TSAN
     if (is_hidden.load(std::memory_order_relaxed) || !close_gate())
         return;
     if (is_idle()) {

@@ -201,7 +201,7 @@ static void expect_reports(void)
 void test_faults(void)
 {
     expect_reports();
-#if KVF_EMU_ASAN
+#if KVF_ASAN
     EXPECT(writes_outside, "AddressSanitizer: use-after-poison", "writes_outside");
     EXPECT(reads_past_local, "AddressSanitizer: stack-buffer-overflow", "reads_past_local");
 #else
@@ -209,7 +209,7 @@ void test_faults(void)
     (void)writes_outside;
     (void)reads_past_local;
 #endif
-#if KVF_EMU_TSAN
+#if KVF_TSAN
     EXPECT(barrier_forgotten, "ThreadSanitizer: data race", "barrier_forgotten");
     EXPECT(shuffle_for_barrier, "ThreadSanitizer: data race", "shuffle_for_barrier");
 #else

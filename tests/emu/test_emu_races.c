@@ -8,6 +8,7 @@
  */
 
 #include "runtime_rig.h"
+#include "sanitizers.h"
 
 #include <fcntl.h>
 #include <stdio.h>
@@ -19,17 +20,6 @@
 
 #define WORDS 16u
 #define BYTES (WORDS * 4)
-
-#if defined(__SANITIZE_THREAD__)
-#define HAS_SANITIZER 1
-#elif defined(__has_feature)
-#if __has_feature(thread_sanitizer)
-#define HAS_SANITIZER 1
-#endif
-#endif
-#ifndef HAS_SANITIZER
-#define HAS_SANITIZER 0
-#endif
 
 static void pause_ms(long ms)
 {
@@ -165,7 +155,7 @@ static int run_case(const char *program, size_t number, int is_ordered)
 
 int main(int argc, char **argv)
 {
-    if (!HAS_SANITIZER) {
+    if (!KVF_TSAN) {
         puts("skipped: built without -Db_sanitize=thread");
         return 77;
     }

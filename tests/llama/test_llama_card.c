@@ -7,6 +7,7 @@
  */
 
 #include "llama_rig.h"
+#include "sanitizers.h"
 
 #define ROUNDING 0.01
 
@@ -233,20 +234,12 @@ static double late_steps(int waits)
     return worst;
 }
 
-/* Without the wait there is a race, at which ThreadSanitizer ends the process. */
-#if defined(__has_feature)
-#if __has_feature(thread_sanitizer)
-#define RACES_END
-#endif
-#endif
-
 static void work_on_the_card_is_waited_for(void **state)
 {
     (void)state;
     assert_true(late_steps(1) < ROUNDING);
-#ifndef RACES_END
-    assert_false(late_steps(0) < ROUNDING);
-#endif
+    if (!KVF_TSAN) /* which ends the process at the race that there is without the wait */
+        assert_false(late_steps(0) < ROUNDING);
 }
 
 int main(void)

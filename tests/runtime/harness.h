@@ -18,21 +18,13 @@
 
 #include "common/convert.h"
 #include "runtime.h"
+#include "sanitizers.h"
 #include "sweep.h"
 #include "unit.h"
 
 /* 1 under AddressSanitizer or ThreadSanitizer: memory is not comparable, and runs are made shorter.
  */
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-#define TEST_SANITIZED 1
-#elif defined(__has_feature)
-#if __has_feature(thread_sanitizer) || __has_feature(address_sanitizer)
-#define TEST_SANITIZED 1
-#endif
-#endif
-#ifndef TEST_SANITIZED
-#define TEST_SANITIZED 0
-#endif
+#define TEST_SANITIZED (KVF_ASAN || KVF_TSAN)
 
 /* ---- random numbers: splitmix64, the same on every machine ---- */
 typedef struct test_random {
