@@ -36,7 +36,7 @@ static const kvf_setting own[] = {
      "most tokens of a pass that are attended as a step; more are a prompt"},
     {"prompts", KVF_SETTING_NAME, 1, OWN(prompts), 0, 2,
      (const char *const[]){"auto", "llama", "kvferry", NULL}, NULL, 0,
-     "whose kernels compute prompts; auto = llama.cpp's"},
+     "whose kernels compute prompts; auto = llama.cpp's, on a card kvferry's"},
     {"copies", KVF_SETTING_NAME, 1, OWN(copies), 0, 2,
      (const char *const[]){"auto", "one", "two", NULL}, NULL, 0,
      "of a token in memory; auto = one where no bit changes, two needs no SIGSEGV"},

@@ -33,7 +33,7 @@ typedef struct kvf_layer_group {
     kvf_kv_group *kv_group; /* NULL: all heads stream */
     uint32_t index;         /* of the layer in the KV group */
     const uint32_t *heads;  /* [kv_heads] those of the KV group, then those that stream; NULL = the
-                               KV group  has all, in order */
+                               KV group has all, in order */
 } kvf_layer_group;
 
 /* How a layer attends; see kvf_attention_params. */

@@ -58,7 +58,7 @@ struct kvf_dims {
     uint32_t recalls;       /* 1: rows know their recent choices, of which a refresh takes tokens */
     uint32_t arena_blocks;  /* of the prefill arena; 0 = there is none */
     uint32_t scratch_blocks; /* room for a row in full precision, where pages are quantized; under
-                             blocks of   the caller the room of chunks; else 0 */
+                             blocks of the caller the room of chunks; else 0 */
     uint32_t by_block;       /* 1: under blocks of the caller; rows have no tables here */
     uint32_t needs_mirror;   /* 1: functions of the host cannot read device memory */
     uint32_t block_count;    /* of the pool */
