@@ -9,7 +9,6 @@
  * is a failed pass: nothing of it is kept.
  */
 
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -100,12 +99,6 @@ static int64_t read_mask(const operation *o, uint32_t row, uint64_t *set, int *s
     return count;
 }
 
-static int find_chain(kvl_cache *c, kvl_row *row, const uint64_t *set)
-{
-    row->chain = kvl_chains_find(c->chains, row->stream, set, row->count);
-    return row->chain != NULL;
-}
-
 /* Rows are found: their lengths and block tables. A chain may get other blocks while later rows are
  * found, so all are read at the end. */
 static kvl_reason found(kvl_cache *c, uint32_t rows)
@@ -114,7 +107,7 @@ static kvl_reason found(kvl_cache *c, uint32_t rows)
         const kvl_row *row = &c->rows[r];
         c->lengths[r] = (int32_t)row->count;
         if (row->count)
-            memcpy(c->table + (size_t)r * c->table_stride, kvl_chain_table(row->chain),
+            memcpy(c->table + (size_t)r * (c->shape.cells / KVL_BLOCK), kvl_chain_table(row->chain),
                    (row->count + KVL_BLOCK - 1) / KVL_BLOCK * sizeof *c->table);
     }
     c->rows_count = rows;
@@ -143,9 +136,12 @@ static kvl_reason find_rows(const operation *o)
         return KVL_SERVED;
     }
     kvl_chains_begin(c->chains);
-    for (uint32_t r = 0; r < o->rows; r++)
-        if (c->rows[r].count && !find_chain(c, &c->rows[r], set_of(c, r)))
+    for (uint32_t r = 0; r < o->rows; r++) {
+        kvl_row *row = &c->rows[r];
+        if (row->count &&
+            !(row->chain = kvl_chains_find(c->chains, row->stream, set_of(c, r), row->count)))
             return KVL_ROOM;
+    }
     return found(c, o->rows);
 }
 
@@ -168,7 +164,8 @@ static kvl_reason find_chunk(const operation *o)
         if (row == o->rows - 1) {
             *chunk = (kvl_row){.stream = o->stream, .count = (uint32_t)count};
             kvl_chains_begin(c->chains);
-            if (!find_chain(c, chunk, set))
+            chunk->chain = kvl_chains_find(c->chains, o->stream, set, chunk->count);
+            if (!chunk->chain)
                 return KVL_ROOM;
             memcpy(left, set, words * sizeof *set);
         }
@@ -286,31 +283,11 @@ static kvl_outcome fail(kvl_plugin *p, const operation *o)
     return KVL_FAILED;
 }
 
-void kvl_compare(kvl_plugin *p, const gg_tensor *node, const float *theirs, const float *own)
-{
-    const size_t rows = (size_t)(node->ne[2] * node->ne[3]);
-    const size_t count = (size_t)(node->ne[0] * node->ne[1]) * rows;
-    double difference = 0, largest = 1e-30;
-    for (size_t i = 0; i < count; i++) {
-        const double e = fabs((double)own[i] - (double)theirs[i]);
-        difference = e == e ? fmax(difference, e) : INFINITY;
-        largest = fmax(largest, fabs((double)theirs[i]));
-    }
-    p->counts.verify += (double)rows;
-    p->counts.worst = fmax(p->counts.worst, difference / largest);
-    /* A wrong cell moves outputs by much more than rounding does. */
-    if (difference <= 0.05 * largest)
-        return;
-    p->counts.wrong++;
-    kvl_say("verify: %s: the output differs from llama.cpp's by %.3g", node->name,
-            difference / largest);
-}
-
 static kvl_reason call(const operation *o)
 {
     kvl_cache *c = o->cache;
     const kvf_blocks_rows rows = {.rows = c->rows_count,
-                                  .table_stride = c->table_stride,
+                                  .table_stride = c->shape.cells / KVL_BLOCK,
                                   .table = kvl_shared(c, c->table),
                                   .lengths = kvl_shared(c, c->lengths)};
     kvf_status status;
@@ -346,7 +323,7 @@ static kvl_outcome done(kvl_plugin *p, const operation *o)
     int is_whole = 1; /* else the library chose among tokens */
     for (uint32_t r = 0; r < c->rows_count; r++) {
         p->counts.held += (double)c->rows[r].count * c->shape.kv_heads;
-        is_whole &= c->rows[r].count && c->rows[r].count <= c->budget;
+        is_whole &= c->rows[r].count && c->rows[r].count <= c->plan.chains.budget;
     }
     const uint32_t every = p->settings.verify;
     return is_whole && every && o->layer->steps++ % every == 0 ? KVL_VERIFY : KVL_DONE;

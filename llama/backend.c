@@ -8,6 +8,7 @@
  * threads of llama.cpp: kernels and bits are those of llama.cpp without the plug-in.
  */
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -77,33 +78,48 @@ static void watch(kvl_plugin *p, kvl_layer *l, uint32_t rows)
     l->unattended = rows;
 }
 
-/* Does a page of the cache lack its content for good? */
-static int is_lost(kvl_plugin *p, const gg_tensor *of)
-{
-    pthread_mutex_lock(&p->lock);
-    const kvl_layer *l = kvl_find_layer(p, of);
-    const int lost = l && l->cache && l->cache->is_lost;
-    pthread_mutex_unlock(&p->lock);
-    return lost;
-}
-
 /* A write to cells: of rows, or in place, as a shift of positions. */
 static int write_cells(kvl_plugin *p, instance *i, gg_tensor *node)
 {
-    if (is_lost(p, node))
-        return GG_FAILED;
-    const int status = by_llama(p, i, node);
     pthread_mutex_lock(&p->lock);
     kvl_layer *l = kvl_find_layer(p, node);
-    const int is_key = l && kvl_cache_tensor(node, 'k') == l->k;
-    if (l && node->op != p->gg.op.set_rows)
+    const int is_lost = l && l->cache && l->cache->is_lost;
+    pthread_mutex_unlock(&p->lock);
+    if (is_lost)
+        return GG_FAILED;
+    const int status = by_llama(p, i, node);
+    const int is_key = l && kvl_cache_tensor(node, 'k') == l->k,
+              is_rows = node->op == p->gg.op.set_rows;
+    pthread_mutex_lock(&p->lock);
+    if (l && !is_rows)
         kvl_layer_wrote(l, 0, SIZE_MAX);
     else if (l)
         wrote_rows(p, i, l, node, is_key);
-    if (is_key && status == GG_SUCCESS && node->op == p->gg.op.set_rows)
+    if (is_key && is_rows && status == GG_SUCCESS)
         watch(p, l, (uint32_t)node->src[1]->ne[0]);
     pthread_mutex_unlock(&p->lock);
     return status;
+}
+
+/* The output of a step beside llama.cpp's own. */
+static void compare(kvl_plugin *p, const gg_tensor *node, const float *theirs, const float *own)
+{
+    const size_t rows = (size_t)(node->ne[2] * node->ne[3]);
+    const size_t count = (size_t)(node->ne[0] * node->ne[1]) * rows;
+    double difference = 0, largest = 1e-30;
+    for (size_t i = 0; i < count; i++) {
+        const double e = fabs((double)own[i] - (double)theirs[i]);
+        difference = e == e ? fmax(difference, e) : INFINITY;
+        largest = fmax(largest, fabs((double)theirs[i]));
+    }
+    p->counts.verify += (double)rows;
+    p->counts.worst = fmax(p->counts.worst, difference / largest);
+    /* A wrong cell moves outputs by much more than rounding does. */
+    if (difference <= 0.05 * largest)
+        return;
+    p->counts.wrong++;
+    kvl_say("verify: %s: the output differs from llama.cpp's by %.3g", node->name,
+            difference / largest);
 }
 
 /* The same by llama.cpp's own kernels; the output stays ours. */
@@ -119,7 +135,7 @@ static void verify(kvl_plugin *p, instance *i, gg_tensor *node)
         theirs = kvl_on_host(p, &i->copies, node);
     pthread_mutex_lock(&p->lock);
     if (theirs)
-        kvl_compare(p, node, theirs, own);
+        compare(p, node, theirs, own);
     pthread_mutex_unlock(&p->lock);
     kvl_write(p, node, own);
     free(own);

@@ -268,52 +268,45 @@ kvl_reason kvl_learn(kvl_plugin *p, kvl_layer *l, const gg_tensor *node)
 
 /* ---- opening and closing ---- */
 
-/* Arrays of steps, over an arena or over NULL. @return bytes */
-static size_t lay_out(kvl_cache *c, const kvl_chains_config *chains, char *arena)
-{
-    kvf_carver carver = {.base = arena};
-    KVF_CARVE(&carver, c->rows, c->rows_max);
-    KVF_CARVE(&carver, c->sets, c->rows_max + 1, c->shape.cells / 64);
-    KVF_CARVE(&carver, c->put_cells, KVL_PUT);
-    KVF_CARVE(&carver, c->homes, KVL_PUT);
-    KVF_CARVE(&carver, c->chains_memory, kvl_chains_bytes(chains));
-    return carver.bytes;
-}
-
-/* Those that the library reads. */
-static size_t lay_out_shared(kvl_cache *c, char *arena)
+/* The arrays of a cache, in memory or over NULL. @return bytes */
+static size_t lay_out(kvl_cache *c, char *memory)
 {
     const kvl_shape *s = &c->shape;
-    const uint64_t rows = c->rows_max, kv = s->kv_heads, element = s->is_wide ? 4 : 2;
-    kvf_carver carver = {.base = arena};
-    KVF_CARVE(&carver, c->table, rows, c->table_stride);
+    const uint64_t rows = c->plan.blocks.cache.sequences_max, kv = s->kv_heads;
+    const uint64_t element = s->is_wide ? 4 : 2;
+    kvf_carver carver = {.base = memory};
+    KVF_CARVE(&carver, c->rows, rows);
+    KVF_CARVE(&carver, c->sets, rows + 1, s->cells / 64);
+    KVF_CARVE(&carver, c->table, rows, s->cells / KVL_BLOCK);
     KVF_CARVE(&carver, c->lengths, rows);
     KVF_CARVE(&carver, c->q, rows, s->query_heads, s->head_dim);
     KVF_CARVE(&carver, c->put_k, KVL_PUT, kv, s->head_dim, element);
     KVF_CARVE(&carver, c->put_v, KVL_PUT, kv, s->value_dim, element);
+    KVF_CARVE(&carver, c->put_cells, KVL_PUT);
     KVF_CARVE(&carver, c->put_slots, KVL_PUT);
+    KVF_CARVE(&carver, c->homes, KVL_PUT);
     return carver.bytes;
 }
 
-static void add_counts(const kvl_cache *c, kvl_counts *counts)
+/* What the library counted since. */
+static void count(kvl_plugin *p, const kvl_cache *c)
 {
+    kvf_blocks_stats s;
     if (!c->chains)
         return;
-    kvf_blocks_stats s;
     kvf_blocks_stats_get(c->blocks, &s);
-    counts->tokens += (double)s.tokens_attended;
-    counts->hits += (double)s.hits;
-    counts->misses += (double)s.misses;
-    counts->bytes += (double)s.bytes_to_device;
+    kvf_blocks_stats_reset(c->blocks);
+    p->counts.tokens += (double)s.tokens_attended;
+    p->counts.hits += (double)s.hits;
+    p->counts.misses += (double)s.misses;
+    p->counts.bytes += (double)s.bytes_to_device;
 }
 
-kvl_counts kvl_counts_now(const kvl_plugin *p)
+void kvl_count_all(kvl_plugin *p)
 {
-    kvl_counts counts = p->counts;
     for (const kvl_buffer *b = p->buffers; b; b = b->next)
         for (const kvl_cache *c = b->caches; c; c = c->next)
-            add_counts(c, &counts);
-    return counts;
+            count(p, c);
 }
 
 void kvl_cache_reset(kvl_plugin *p, kvl_cache *c)
@@ -325,31 +318,25 @@ void kvl_cache_reset(kvl_plugin *p, kvl_cache *c)
             kvl_bring_back(l, 0, SIZE_MAX);
         kvf_stream_destroy(c->stream);
     }
-    add_counts(c, &p->counts);
+    count(p, c);
     kvf_blocks_close(c->blocks);
-    if (c->codes)
-        kvf_memory_free(c->runtime, c->codes);
-    if (c->shape.is_off_card)
-        kvf_pinned_free(c->runtime, c->shared);
-    else
-        free(c->shared);
-    free(c->scratch);
+    kvf_memory_free(c->runtime, c->codes);
+    kvf_pinned_free(c->runtime, c->memory);
+    free(c->chains);
     c->stream = NULL;
     c->chains = NULL;
     c->blocks = NULL;
-    c->codes = c->scratch = c->shared = NULL;
+    c->codes = c->memory = NULL;
     c->rows_count = 0;
 }
 
 /* A runtime for all caches of the process, with llama.cpp's threads. */
-static kvf_status open_runtime(kvl_plugin *p, kvf_error *error)
+static kvf_status open_runtime(kvl_plugin *p)
 {
-    if (p->runtime)
-        return KVF_OK;
-    kvf_runtime_config rc = p->settings.runtime;
-    if (!rc.threads)
-        rc.threads = (uint32_t)p->threads;
-    return kvf_runtime_open(&rc, &p->runtime, error);
+    kvf_runtime_config config = p->settings.runtime;
+    if (!config.threads)
+        config.threads = (uint32_t)p->threads;
+    return p->runtime ? KVF_OK : kvf_runtime_open(&config, &p->runtime, NULL);
 }
 
 /* Blocks beside one for every 32 cells: of every chain the one that it does not fill. A small cache
@@ -380,74 +367,56 @@ static void configure(const kvl_settings *settings, const kvl_cache *c, kvf_bloc
     b->block_count += spare_blocks(settings, b->block_count);
 }
 
-kvf_status kvl_plan_make(kvf_runtime *runtime, const kvl_settings *settings, kvl_cache *c,
-                         kvl_plan *plan, kvf_error *error)
+kvf_status kvl_plan_make(kvf_runtime *runtime, const kvl_settings *settings, kvl_cache *c)
 {
+    kvl_plan *plan = &c->plan;
     kvf_blocks_config *b = &plan->blocks;
+    const uint64_t most = settings->host_memory ? settings->host_memory : UINT64_MAX;
     configure(settings, c, b);
-    KVF_TRY(kvf_blocks_plan_make(runtime, b, &plan->memory, error));
-    while (settings->host_memory && plan->memory.host_bytes > settings->host_memory &&
-           b->block_count > 1) {
-        const double fits = (double)settings->host_memory / (double)plan->memory.host_bytes;
+    KVF_TRY(kvf_blocks_plan_make(runtime, b, &plan->memory, NULL));
+    while (plan->memory.host_bytes > most && b->block_count > 1) {
+        const double fits = (double)most / (double)plan->memory.host_bytes;
         b->block_count = kvf_max_u32(1, (uint32_t)((double)(b->block_count - 1) * fits));
-        KVF_TRY(kvf_blocks_plan_make(runtime, b, &plan->memory, error));
+        KVF_TRY(kvf_blocks_plan_make(runtime, b, &plan->memory, NULL));
     }
-    c->rows_max = settings->rows;
-    c->table_stride = c->shape.cells / KVL_BLOCK;
-    c->budget = b->cache.budget_tokens;
     plan->chains = (kvl_chains_config){.layers = c->layers,
                                        .cells = c->shape.cells,
                                        .streams = c->shape.streams,
                                        .blocks = b->block_count,
                                        .chains = settings->rows + KVL_CHAINS,
-                                       .budget = c->budget,
+                                       .budget = b->cache.budget_tokens,
                                        .before = kvl_bring_cell,
                                        .user = c};
     plan->codes = plan->memory.code_bytes * b->block_count * c->layers;
-    plan->own = lay_out(c, &plan->chains, NULL) + lay_out_shared(c, NULL);
+    plan->own = kvl_chains_bytes(&plan->chains) + lay_out(c, NULL);
     return KVF_OK;
 }
 
-/* Arrays of the plug-in's own. */
-static kvf_status make_arrays(kvl_cache *c, const kvl_plan *plan)
+static kvf_status open_cache(kvl_plugin *p, kvl_cache *c)
 {
-    const size_t shared = lay_out_shared(c, NULL);
-    void *host = NULL, *device = NULL;
-    if (c->shape.is_off_card)
-        KVF_TRY(kvf_pinned_alloc(c->runtime, shared, &host, &device));
-    else
-        host = device = calloc(1, shared);
-    c->shared = host;
-    c->to_device = (ptrdiff_t)((uintptr_t)device - (uintptr_t)host);
-    c->scratch = calloc(1, plan->own - shared);
-    if (!c->shared || !c->scratch)
-        return KVF_OUT_OF_MEMORY;
-    lay_out_shared(c, c->shared);
-    lay_out(c, &plan->chains, c->scratch);
-    return KVF_OK;
-}
-
-static kvf_status open_blocks(kvl_plugin *p, kvl_cache *c, kvl_plan *plan, kvf_error *error)
-{
+    const kvl_plan *plan = &c->plan;
+    void *device;
     if (!c->shape.is_off_card)
-        KVF_TRY(open_runtime(p, error));
+        KVF_TRY(open_runtime(p));
     c->runtime = c->shape.is_off_card ? p->card.runtime : p->runtime;
-    KVF_TRY(kvl_plan_make(c->runtime, &p->settings, c, plan, error));
-    KVF_TRY(kvf_blocks_open(c->runtime, &plan->blocks, &c->blocks, error));
-    kvf_status status = kvf_stream_create(c->runtime, &c->stream);
-    if (status == KVF_OK)
-        status = kvf_memory_alloc(c->runtime, plan->codes, &c->codes);
-    for (uint32_t l = 0; status == KVF_OK && l < c->layers; l++)
-        status = kvf_blocks_bind(c->blocks, l, (char *)c->codes + l * (plan->codes / c->layers),
-                                 plan->memory.code_bytes);
-    if (status != KVF_OK)
-        *error = *kvf_runtime_error(c->runtime);
-    return status == KVF_OK ? make_arrays(c, plan) : status;
+    KVF_TRY(kvl_plan_make(c->runtime, &p->settings, c));
+    KVF_TRY(kvf_blocks_open(c->runtime, &plan->blocks, &c->blocks, NULL));
+    KVF_TRY(kvf_stream_create(c->runtime, &c->stream));
+    KVF_TRY(kvf_memory_alloc(c->runtime, plan->codes, &c->codes));
+    for (uint32_t l = 0; l < c->layers; l++)
+        KVF_TRY(kvf_blocks_bind(c->blocks, l, (char *)c->codes + l * (plan->codes / c->layers),
+                                plan->memory.code_bytes));
+    KVF_TRY(kvf_pinned_alloc(c->runtime, lay_out(c, NULL), &c->memory, &device));
+    c->to_device = (ptrdiff_t)((uintptr_t)device - (uintptr_t)c->memory);
+    (void)lay_out(c, c->memory);
+    c->chains = kvl_chains_open(&plan->chains);
+    return c->chains ? KVF_OK : KVF_OUT_OF_MEMORY;
 }
 
 /* @param layer  one of the cache */
-static void say_first(const kvl_cache *c, const kvl_layer *layer, const kvl_plan *plan)
+static void say_first(const kvl_cache *c, const kvl_layer *layer)
 {
+    const kvl_plan *plan = &c->plan;
     const gg_tensor *k = layer->k, *v = layer->v;
     const size_t each = (k->nb[2] + v->nb[2]) * (size_t)k->ne[2]; /* of llama.cpp */
     const double host = (double)plan->memory.host_bytes, codes = (double)plan->codes;
@@ -458,8 +427,8 @@ static void say_first(const kvl_cache *c, const kvl_layer *layer, const kvl_plan
             c->layers, c->shape.is_off_card ? " on the card" : "",
             plan->blocks.block_count * KVL_BLOCK, (host + device + codes + own) / 1048576.0,
             layer->stays ? "beside" : "instead of", (double)(c->layers * each) / 1048576.0,
-            is_quantized && !layer->stays ? ", which comes back quantized" : "", c->budget,
-            plan->blocks.block_count, host, device, codes, own);
+            is_quantized && !layer->stays ? ", which comes back quantized" : "",
+            plan->chains.budget, plan->blocks.block_count, host, device, codes, own);
 }
 
 kvl_reason kvl_cache_ready(kvl_plugin *p, kvl_layer *layer)
@@ -467,16 +436,14 @@ kvl_reason kvl_cache_ready(kvl_plugin *p, kvl_layer *layer)
     kvl_cache *c = layer->cache;
     if (c->chains || c->refused != KVL_SERVED)
         return c->refused;
-    kvf_error error = {.text = "host memory of the plug-in"};
-    kvl_plan plan;
-    const kvf_status status = open_blocks(p, c, &plan, &error);
+    const kvf_status status = open_cache(p, c);
+    const kvf_error error = *kvf_runtime_error(NULL);
     if (status == KVF_OK) {
-        c->chains = kvl_chains_open(&plan.chains, c->chains_memory);
-        say_first(c, layer, &plan);
+        say_first(c, layer);
         return KVL_SERVED;
     }
     kvl_cache_reset(p, c);
     c->refused = status == KVF_INVALID || status == KVF_UNSUPPORTED ? KVL_GEOMETRY : KVL_MEMORY;
-    kvl_leave(p, layer, c->refused, 0, error.text);
+    kvl_leave(p, layer, c->refused, 0, error.status == status ? error.text : NULL);
     return c->refused;
 }

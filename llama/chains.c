@@ -79,11 +79,13 @@ size_t kvl_chains_bytes(const kvl_chains_config *config)
     return lay_out(&(kvl_chains){.c = *config}, NULL);
 }
 
-kvl_chains *kvl_chains_open(const kvl_chains_config *config, void *memory)
+kvl_chains *kvl_chains_open(const kvl_chains_config *config)
 {
-    kvl_chains *s = memory;
+    kvl_chains *s = calloc(1, kvl_chains_bytes(config));
+    if (!s)
+        return NULL;
     s->c = *config;
-    lay_out(s, memory);
+    lay_out(s, (char *)s);
     for (uint32_t i = config->blocks; i-- > 0;)
         s->unused[s->unused_count++] = (int32_t)i;
     return s;

@@ -44,9 +44,8 @@ typedef struct kvl_chains_config {
 
 /** Bytes that they take; those of a chain are touched when it is used. */
 size_t kvl_chains_bytes(const kvl_chains_config *config);
-/** @param memory  so many bytes of zeros, aligned as malloc does it; the caller's, and all there is
- */
-kvl_chains *kvl_chains_open(const kvl_chains_config *config, void *memory);
+/** One piece of memory: free it. NULL without. */
+kvl_chains *kvl_chains_open(const kvl_chains_config *config);
 
 /** Cells (stream * cells + cell) from @p first on of a layer were written. */
 void kvl_chains_wrote(kvl_chains *chains, uint32_t layer, size_t first, size_t end);

@@ -11,8 +11,11 @@
 
 #include <float.h>
 #include <kvferry/setting.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+
+#include "common/text.h"
 
 /* Names that are shorter here, as `kvferry run` and vLLM's plug-in have them. */
 static const char *const aliases[][2] = {
@@ -51,29 +54,24 @@ static const kvf_setting *own_setting(uint32_t index)
     return index < sizeof own / sizeof *own ? &own[index] : NULL;
 }
 
-static const kvf_setting *find(const kvf_setting *(*at)(uint32_t), const char *name)
+__attribute__((format(printf, 2, 3))) static int fault(char *error, const char *format, ...)
 {
-    const kvf_setting *s;
-    for (uint32_t i = 0; (s = at(i)) && strcmp(s->name, name) != 0; i++) {
-    }
-    return s;
-}
-
-static int is_taken(const char *name)
-{
-    char word[264];
-    snprintf(word, sizeof word, " %s ", name);
-    return strstr(taken, word) != NULL;
-}
-
-static int fault(char *error, const char *before, const char *name, const char *after)
-{
-    snprintf(error, KVL_SETTING_TEXT, "KVFERRY_LLAMA: %s%s%s", before, name, after);
+    const int at = snprintf(error, KVL_SETTING_TEXT, "KVFERRY_LLAMA: ");
+    va_list list;
+    va_start(list, format);
+    kvf_vformat(error + at, KVL_SETTING_TEXT - (size_t)at, format, list);
+    va_end(list);
     return 0;
 }
 
 static int set(kvl_settings *settings, const char *name, char *value, char *error)
 {
+    const struct {
+        const kvf_setting *(*row)(uint32_t);
+        void *config;
+    } homes[] = {{own_setting, settings},
+                 {kvf_cache_setting, &settings->cache},
+                 {kvf_runtime_setting, &settings->runtime}};
     const size_t length = strlen(value);
     if (!strcmp(name, "pages") && !strcmp(value, "native"))
         value = "bf16"; /* the library's word for pages as they came */
@@ -83,26 +81,19 @@ static int set(kvl_settings *settings, const char *name, char *value, char *erro
     for (size_t i = 0; i < sizeof aliases / sizeof *aliases; i++)
         if (!strcmp(aliases[i][0], name))
             full = aliases[i][1];
-    if (is_taken(full))
-        return fault(error, "there is no ", name, " here: llama.cpp and the model decide it");
-    const struct {
-        const kvf_setting *row;
-        void *config;
-    } homes[] = {{find(own_setting, name), settings},
-                 {find(kvf_cache_setting, full), &settings->cache},
-                 {find(kvf_runtime_setting, full), &settings->runtime}};
+    char word[264], range[256];
+    snprintf(word, sizeof word, " %s ", full);
+    if (strstr(taken, word))
+        return fault(error, "there is no %s here: llama.cpp and the model decide it", name);
     for (size_t i = 0; i < sizeof homes / sizeof *homes; i++) {
-        const kvf_setting *s = homes[i].row;
-        char range[256];
-        if (!s || s->kind == KVF_SETTING_TEXT)
-            continue;
-        if (kvf_setting_parse(s, value, homes[i].config))
-            return 1;
-        snprintf(error, KVL_SETTING_TEXT, "KVFERRY_LLAMA: %s = %s: must be %s (%s)", name, value,
-                 kvf_setting_range(s, range, sizeof range), s->meaning);
-        return 0;
+        const kvf_setting *s;
+        for (uint32_t row = 0; (s = homes[i].row(row)); row++)
+            if (!strcmp(s->name, full) && s->kind != KVF_SETTING_TEXT)
+                return kvf_setting_parse(s, value, homes[i].config) ||
+                       fault(error, "%s = %s: must be %s (%s)", name, value,
+                             kvf_setting_range(s, range, sizeof range), s->meaning);
     }
-    return fault(error, "there is no setting ", name, "");
+    return fault(error, "there is no setting %s", name);
 }
 
 int kvl_settings_read(const char *text, kvl_settings *settings, char *error)
@@ -127,7 +118,7 @@ int kvl_settings_read(const char *text, kvl_settings *settings, char *error)
             continue;
         }
         if (!value || length >= sizeof word)
-            return fault(error, "", word, ": must be name=value, or off alone");
+            return fault(error, "%s: must be name=value, or off alone", word);
         *value++ = '\0';
         if (!set(settings, word, value, error))
             return 0;

@@ -27,8 +27,6 @@ EXPORTED const char *kvferry_llama_plan(const char *settings, const uint32_t *sh
 #define KVL_CONTROL 0
 #endif
 
-enum { PLANNED = 6 }; /* numbers of a shape that a plan is asked for */
-
 static kvl_plugin the_plugin = {.lock = PTHREAD_ERRORCHECK_MUTEX_INITIALIZER_NP,
                                 .threads = 1,
                                 .no_counts = KVL_CONTROL == 1,
@@ -54,28 +52,25 @@ static gg_registry *refuse(const char *why)
     return NULL;
 }
 
-/* Settings of a text, and what layers of one shape take with them: how many, and the first numbers
- * of a kvl_shape. Without a shape, whether settings go together is asked of a layer of some model.
- */
-static int read_settings(const char *text, const uint32_t *shape, kvl_settings *settings,
-                         kvl_plan *plan, char *why)
+/* Settings of a text, and a plan of layers with them. A cache without layers becomes one of some
+ * model, to be told what does not go together. */
+static int read_settings(const char *text, kvl_settings *settings, kvl_cache *cache, char *why)
 {
-    static const uint32_t some[] = {1, 8, 8, 128, 128, 1 << 20, 1};
-    const uint32_t *of = shape ? shape : some;
-    kvl_cache cache = {.layers = of[0]};
-    memcpy(&cache.shape, of + 1, PLANNED * sizeof *of);
+    kvf_runtime *runtime = NULL;
+    const int is_some = !cache->layers;
+    if (is_some)
+        *cache = (kvl_cache){.layers = 1, .shape = {8, 8, 128, 128, 1 << 20, 1, 0, 0}};
     if (!kvl_settings_read(text, settings, why))
         return 0;
-    kvf_error error;
-    kvf_runtime *runtime = NULL;
-    kvf_status status = kvf_runtime_open(&settings->runtime, &runtime, &error);
+    kvf_status status = kvf_runtime_open(&settings->runtime, &runtime, NULL);
     if (status == KVF_OK)
-        status = kvl_plan_make(runtime, settings, &cache, plan, &error);
+        status = kvl_plan_make(runtime, settings, cache);
     kvf_runtime_close(runtime);
     /* Memory is asked for when the model is known. */
-    if (status == KVF_OK || (!shape && status != KVF_INVALID && status != KVF_UNSUPPORTED))
+    if (status == KVF_OK || (is_some && status != KVF_INVALID && status != KVF_UNSUPPORTED))
         return 1;
-    snprintf(why, KVL_SETTING_TEXT, "%s%s", shape ? "" : "KVFERRY_LLAMA: ", error.text);
+    snprintf(why, KVL_SETTING_TEXT, "%s%s", is_some ? "KVFERRY_LLAMA: " : "",
+             kvf_runtime_error(NULL)->text);
     return 0;
 }
 
@@ -83,10 +78,10 @@ static int read_settings(const char *text, const uint32_t *shape, kvl_settings *
 static gg_registry *load(kvl_plugin *p, const void *inside)
 {
     char why[KVL_SETTING_TEXT] = "";
-    kvl_plan plan;
+    kvl_cache some = {0};
     if (p->is_loaded)
         return kvl_registry(&p->gg);
-    if (!read_settings(getenv("KVFERRY_LLAMA"), NULL, &p->settings, &plan, why))
+    if (!read_settings(getenv("KVFERRY_LLAMA"), &p->settings, &some, why))
         return refuse(why);
     if (p->settings.off) {
         kvl_report("off\n");
@@ -112,17 +107,21 @@ gg_registry *ggml_backend_init(void)
     return registry;
 }
 
-/* Bytes of layers: on the host, the device, in codes, of the plug-in's own; and blocks. Without a
- * shape, only what is wrong with the settings. */
+/* Bytes of layers: on the host, the device, in codes, of the plug-in's own; and blocks. The shape
+ * is a number of layers, and the first six of a kvl_shape; without it, only what is wrong with the
+ * settings. */
 const char *kvferry_llama_plan(const char *text, const uint32_t *shape, uint64_t *bytes)
 {
     static _Thread_local char why[KVL_SETTING_TEXT];
     kvl_settings settings;
-    kvl_plan plan;
-    if (!read_settings(text, shape, &settings, &plan, why))
+    kvl_cache cache = {.layers = shape ? *shape : 0};
+    const kvl_plan *plan = &cache.plan;
+    if (shape)
+        memcpy(&cache.shape, shape + 1, 6 * sizeof *shape);
+    if (!read_settings(text, &settings, &cache, why))
         return why;
-    const uint64_t sums[] = {plan.memory.host_bytes, plan.memory.device_bytes, plan.codes, plan.own,
-                             plan.blocks.block_count};
+    const uint64_t sums[] = {plan->memory.host_bytes, plan->memory.device_bytes, plan->codes,
+                             plan->own, plan->blocks.block_count};
     if (shape)
         memcpy(bytes, sums, sizeof sums);
     return NULL;

@@ -88,6 +88,14 @@ typedef struct kvl_shape {
     uint32_t is_off_card;    /* its steps run on llama.cpp's card */
 } kvl_shape;
 
+/** Memory of a cache whose shape is known. */
+typedef struct kvl_plan {
+    kvf_blocks_config blocks;
+    kvf_blocks_plan memory;
+    kvl_chains_config chains;
+    uint64_t codes, own; /* bytes: of all layers, and of the plug-in's own arrays */
+} kvl_plan;
+
 /** Layers of one shape in a buffer: a kvf_blocks beside llama.cpp's tensors. */
 struct kvl_cache {
     kvl_cache *next;
@@ -98,27 +106,24 @@ struct kvl_cache {
     uint32_t said;      /* bits of reasons */
     int is_lost;        /* tokens that the library alone had cannot be read: every pass fails */
     /* of an open one */
+    kvl_plan plan;
     kvf_runtime *runtime;
     kvf_blocks *blocks;
     kvf_stream *stream;
     void *codes;
     kvl_chains *chains; /* NULL = it is not open */
-    uint32_t rows_max, table_stride, budget;
-    char *scratch; /* of the arrays that follow, and the chains */
-    kvl_row *rows; /* [rows_max] */
     uint32_t rows_count;
-    uint64_t *sets;    /* [rows_max + 1][cells / 64] */
-    size_t *put_cells; /* [KVL_PUT], as those of a put that follow */
-    int64_t *homes;    /* likewise: of cells of pages */
-    char *chains_memory;
-    /* what the library reads lies in memory that its device reads, too */
-    char *shared;
+    void *memory;        /* of the arrays that follow, which the device reads, too */
     ptrdiff_t to_device; /* from an address of it to the device's */
-    int32_t *table;      /* [rows_max][table_stride] */
+    kvl_row *rows;       /* as many as there may be in a step */
+    uint64_t *sets;      /* of each, and one more: [cells / 64] */
+    int32_t *table;      /* of each: [cells / KVL_BLOCK] */
     int32_t *lengths;
-    float *q; /* [rows_max] */
-    char *put_k, *put_v;
+    float *q;
+    char *put_k, *put_v; /* of KVL_PUT tokens, as what follows */
+    size_t *put_cells;
     int64_t *put_slots;
+    int64_t *homes; /* of cells of pages */
 };
 
 /** A buffer whose functions we stand in for, and what is known of the tensors in it. */
@@ -163,15 +168,8 @@ const gg_tensor *kvl_cache_tensor(const gg_tensor *t, char kind);
 
 /* caches.c: what is seen of llama.cpp's caches, and their life. */
 
-/** Memory of a cache whose shape is known; nothing is reserved. */
-typedef struct kvl_plan {
-    kvf_blocks_config blocks;
-    kvf_blocks_plan memory;
-    kvl_chains_config chains;
-    uint64_t codes, own; /* bytes: of all layers, and of the plug-in's own arrays */
-} kvl_plan;
-kvf_status kvl_plan_make(kvf_runtime *runtime, const kvl_settings *settings, kvl_cache *cache,
-                         kvl_plan *plan, kvf_error *error);
+/** Plan the memory of a cache; nothing is reserved. */
+kvf_status kvl_plan_make(kvf_runtime *runtime, const kvl_settings *settings, kvl_cache *cache);
 
 /** A buffer, whose functions are ours from now on. NULL without memory. */
 kvl_buffer *kvl_buffer_of(kvl_plugin *p, gg_buffer *buffer);
@@ -192,8 +190,8 @@ static inline void *kvl_shared(const kvl_cache *cache, void *at)
 void kvl_cache_reset(kvl_plugin *p, kvl_cache *cache);
 /** Cells of a layer, numbered over all streams, were written. */
 void kvl_layer_wrote(kvl_layer *layer, size_t first, size_t end);
-/** Counts, with those of open caches. */
-kvl_counts kvl_counts_now(const kvl_plugin *p);
+/** What open caches counted is in p->counts. */
+void kvl_count_all(kvl_plugin *p);
 
 /* backend.c */
 
@@ -205,8 +203,6 @@ gg_registry *kvl_registry(const gg_api *gg);
 typedef enum kvl_outcome { KVL_DONE, KVL_VERIFY, KVL_LEFT, KVL_FAILED } kvl_outcome;
 /** FLASH_ATTN_EXT on a cache: done, done and to be verified, left to llama.cpp, or failed. */
 kvl_outcome kvl_attend(kvl_plugin *p, kvl_copies *copies, gg_tensor *node);
-/** Compare the output of a step with llama.cpp's own. */
-void kvl_compare(kvl_plugin *p, const gg_tensor *node, const float *theirs, const float *own);
 
 /* put_away.c: pages of llama.cpp's cache that the library's pages stand for. */
 

@@ -35,12 +35,10 @@ void kvl_report(const char *format, ...)
     if (fd < 3 || fd > 65535 || *end)
         return;
     unsetenv("KVFERRY_LLAMA_REPORT");
-    char line[LINE];
     va_list arguments;
     va_start(arguments, format);
-    kvf_vformat(line, sizeof line, format, arguments);
+    vdprintf((int)fd, format, arguments);
     va_end(arguments);
-    dprintf((int)fd, "%s", line);
     close((int)fd);
 }
 
@@ -63,7 +61,8 @@ void kvl_leave(kvl_plugin *p, kvl_layer *layer, kvl_reason reason, uint64_t rows
 
 void kvl_summary(kvl_plugin *p)
 {
-    kvl_counts c = kvl_counts_now(p);
+    kvl_count_all(p);
+    kvl_counts c = p->counts;
     for (int r = 0; r < KVL_REASONS_COUNT; r++)
         c.stock += c.left[r];
     const double all = c.served + c.stock;

@@ -70,7 +70,7 @@ static rig *open_rig(uint32_t budget, int no_writes, uint64_t seed)
                                       .before = bring,
                                       .user = r};
     r->no_writes = no_writes;
-    r->chains = kvl_chains_open(&config, calloc(1, kvl_chains_bytes(&config)));
+    r->chains = kvl_chains_open(&config);
     r->random = seed;
     for (uint32_t l = 0; l < LAYERS; l++)
         for (size_t cell = 0; cell < STREAMS * CELLS; cell++)
@@ -354,7 +354,7 @@ static void old_chains_make_room(void **state)
                                       .budget = 64};
     rig *r = open_rig(64, 0, 1);
     free(r->chains);
-    r->chains = kvl_chains_open(&config, calloc(1, kvl_chains_bytes(&config)));
+    r->chains = kvl_chains_open(&config);
     uint64_t sets[3][CELLS / 64] = {{0}};
     const uint32_t streams[3] = {0};
     for (uint32_t i = 0; i < 3; i++)

@@ -77,10 +77,8 @@ kvf_status __wrap_kvf_blocks_open(kvf_runtime *runtime, const kvf_blocks_config 
 kvf_status __wrap_kvf_blocks_open(kvf_runtime *runtime, const kvf_blocks_config *config,
                                   kvf_blocks **out, kvf_error *error)
 {
-    if (what == CALLS && fails()) {
-        *error = (kvf_error){.status = KVF_OUT_OF_MEMORY, .text = "no room"};
+    if (what == CALLS && fails())
         return KVF_OUT_OF_MEMORY;
-    }
     return __real_kvf_blocks_open(runtime, config, out, error);
 }
 
