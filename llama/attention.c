@@ -12,7 +12,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cell_numbers.h"
 #include "plugin.h"
 
 /** An attention, taken apart. */
@@ -107,7 +106,7 @@ static kvl_reason found(kvl_cache *c, uint32_t rows)
         const kvl_row *row = &c->rows[r];
         c->lengths[r] = (int32_t)row->count;
         if (row->count)
-            memcpy(c->table + (size_t)r * (c->shape.cells / KVL_BLOCK), kvl_chain_table(row->chain),
+            memcpy(c->table + (size_t)r * (c->shape.cells / KVL_BLOCK), row->chain->table,
                    (row->count + KVL_BLOCK - 1) / KVL_BLOCK * sizeof *c->table);
     }
     c->rows_count = rows;

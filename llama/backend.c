@@ -12,7 +12,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cell_numbers.h"
 #include "common/clock.h"
 #include "plugin.h"
 

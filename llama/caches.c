@@ -15,7 +15,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cell_numbers.h"
 #include "common/base.h"
 #include "common/carve.h"
 #include "plugin.h"
@@ -288,7 +287,7 @@ static size_t lay_out(kvl_cache *c, char *memory)
     return carver.bytes;
 }
 
-/* What the library counted since. */
+/* Take the library's counts over. */
 static void count(kvl_plugin *p, const kvl_cache *c)
 {
     kvf_blocks_stats s;
@@ -339,14 +338,6 @@ static kvf_status open_runtime(kvl_plugin *p)
     return p->runtime ? KVF_OK : kvf_runtime_open(&config, &p->runtime, NULL);
 }
 
-/* Blocks beside one for every 32 cells: of every chain the one that it does not fill. A small cache
- * has few sequences; where it has more, chains give way to each other. */
-static uint32_t spare_blocks(const kvl_settings *settings, uint32_t blocks)
-{
-    const uint32_t all = settings->rows + KVL_CHAINS, few = blocks / 4 + 16;
-    return all < few ? all : few;
-}
-
 static void configure(const kvl_settings *settings, const kvl_cache *c, kvf_blocks_config *b)
 {
     const kvl_shape *s = &c->shape;
@@ -363,8 +354,10 @@ static void configure(const kvl_settings *settings, const kvl_cache *c, kvf_bloc
     if (b->cache.budget_tokens > s->cells)
         b->cache.budget_tokens = s->cells;
     b->block_tokens = KVL_BLOCK;
-    b->block_count = (uint32_t)((uint64_t)s->cells * s->streams / KVL_BLOCK);
-    b->block_count += spare_blocks(settings, b->block_count);
+    /* One for every 32 cells, and of every chain the one that it does not fill. A small cache has
+     * few sequences; where it has more, chains give way to each other. */
+    const uint32_t full = (uint32_t)((uint64_t)s->cells * s->streams / KVL_BLOCK);
+    b->block_count = full + kvf_min_u32(settings->rows + KVL_CHAINS, full / 4 + 16);
 }
 
 kvf_status kvl_plan_make(kvf_runtime *runtime, const kvl_settings *settings, kvl_cache *c)

@@ -16,7 +16,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cell_numbers.h"
 #include "plugin.h"
 
 /* ---- functions of a buffer type ---- */

@@ -7,8 +7,9 @@
  * the CPU.
  */
 
+#include <kvferry/blocks.h>
+
 #include "ggml_abi.h"
-#include "llama_settings.h"
 
 typedef struct kvl_plugin kvl_plugin;
 

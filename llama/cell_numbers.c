@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Conversions in plain C: bits of a mask four at a time, rows a number at a time. */
-
-#include "cell_numbers.h"
+/*
+ * Numbers of ggml to those of the library: rows of a cache in F16, BF16 or Q8_0, and masks as sets
+ * of cells, in plain C. The library stores F16; a number that F16 cannot hold is told, never made
+ * infinite.
+ */
 
 #include <string.h>
 
 #include "common/convert.h"
-#include "ggml_abi.h"
+#include "plugin.h"
 
 enum { Q8_0_BYTES = 34, F16_HIDDEN = 0xfc00 };
 #define LOW_BITS UINT64_C(0x0001000100010001) /* of four elements */

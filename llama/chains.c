@@ -18,17 +18,6 @@
 #include "common/base.h"
 #include "common/carve.h"
 
-struct kvl_chain {
-    uint32_t stream;
-    uint32_t length;  /* 0 = it is free */
-    uint32_t newest;  /* cell whose token came last */
-    uint32_t claimed; /* cells that rows of call `used` see */
-    uint64_t used;    /* latest call; 0 = none */
-    int32_t *table;   /* [blocks of `cells`] */
-    uint32_t *place;  /* [cells] of cells in `bits` */
-    uint64_t *bits;   /* [words] cells of the chain */
-};
-
 typedef struct block {
     uint32_t refs;
     uint32_t cells[KVL_BLOCK];
@@ -100,11 +89,6 @@ void kvl_chains_born(kvl_chains *s, size_t cell)
 void kvl_chains_begin(kvl_chains *s)
 {
     s->call++;
-}
-
-const int32_t *kvl_chain_table(const kvl_chain *h)
-{
-    return h->table;
 }
 
 static int is_in(const uint64_t *set, uint32_t cell)

@@ -25,7 +25,16 @@
 enum { KVL_BLOCK = 32 };
 
 typedef struct kvl_chains kvl_chains;
-typedef struct kvl_chain kvl_chain;
+typedef struct kvl_chain {
+    uint32_t stream;
+    uint32_t length;  /* 0 = it is free */
+    uint32_t newest;  /* cell whose token came last */
+    uint32_t claimed; /* cells that rows of call `used` see */
+    uint64_t used;    /* latest call; 0 = none */
+    int32_t *table;   /* [blocks of `cells`] ids of the blocks that hold its cells */
+    uint32_t *place;  /* [cells] of cells in `bits` */
+    uint64_t *bits;   /* [words] cells of the chain */
+} kvl_chain;
 
 enum { KVL_ALL_LAYERS = 0xffffffff };
 
@@ -64,8 +73,6 @@ void kvl_chains_begin(kvl_chains *chains);
 kvl_chain *kvl_chains_find(kvl_chains *chains, uint32_t stream, const uint64_t *set,
                            uint32_t count);
 
-/** Ids of the blocks that hold a chain's cells. */
-const int32_t *kvl_chain_table(const kvl_chain *chain);
 /** The cell at a place of the chain. */
 uint32_t kvl_chain_cell(const kvl_chains *chains, const kvl_chain *chain, uint32_t place);
 

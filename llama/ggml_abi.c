@@ -11,11 +11,23 @@
 #include "ggml_abi.h"
 
 #include <dlfcn.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
+#include "common/text.h"
+
 /* Fewer than any version has, after FLASH_ATTN_EXT; bytes of a text. */
 enum { OPERATIONS_LOOKED_AT = 90, WHY = 160 };
+
+__attribute__((format(printf, 2, 3))) static bool unknown(char *why, const char *format, ...)
+{
+    va_list list;
+    va_start(list, format);
+    kvf_vformat(why, WHY, format, list);
+    va_end(list);
+    return false;
+}
 
 /* So two copies of ggml do not mix. */
 void *gg_find(const void *inside, const char *name)
@@ -41,10 +53,8 @@ static bool find_functions(gg_api *api, const void *inside, char *why)
 #undef ROW
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         void *found = gg_find(inside, rows[i].name);
-        if (!found) {
-            snprintf(why, WHY, "this ggml has no function %s", rows[i].name);
-            return false;
-        }
+        if (!found)
+            return unknown(why, "this ggml has no function %s", rows[i].name);
         memcpy((char *)api + rows[i].at, &found, sizeof found);
     }
     const char *(*version)(void) = NULL;
@@ -72,17 +82,13 @@ static bool find_numbers(gg_api *api, char *why)
         int *op = operations[i].number;
         while (*op < OPERATIONS_LOOKED_AT && strcmp(api->op_name(*op), operations[i].name) != 0)
             ++*op;
-        if (*op == OPERATIONS_LOOKED_AT) {
-            snprintf(why, WHY, "this ggml has no operation %s", operations[i].name);
-            return false;
-        }
+        if (*op == OPERATIONS_LOOKED_AT)
+            return unknown(why, "this ggml has no operation %s", operations[i].name);
     }
     for (size_t i = 0; i < sizeof types / sizeof *types; i++)
-        if (strcmp(api->type_name(types[i].number), types[i].name) != 0) {
-            snprintf(why, WHY, "type %d of this ggml is %s, not %s", types[i].number,
-                     api->type_name(types[i].number), types[i].name);
-            return false;
-        }
+        if (strcmp(api->type_name(types[i].number), types[i].name) != 0)
+            return unknown(why, "type %d of this ggml is %s, not %s", types[i].number,
+                           api->type_name(types[i].number), types[i].name);
     return true;
 }
 
@@ -90,10 +96,8 @@ static bool find_numbers(gg_api *api, char *why)
 static bool prove_tensors(gg_api *api, char *why)
 {
     gg_context *context = api->init((gg_init_params){1 << 17, NULL, true});
-    if (!context) {
-        snprintf(why, WHY, "this ggml makes no context");
-        return false;
-    }
+    if (!context)
+        return unknown(why, "this ggml makes no context");
     gg_tensor *k = api->new_tensor_4d(context, GG_F16, 64, 96, 3, 2);
     gg_tensor *q = api->new_tensor_4d(context, GG_F32, 64, 5, 6, 2);
     api->set_name(k, "kvferry");
@@ -119,10 +123,8 @@ static bool prove_tensors(gg_api *api, char *why)
         known = nodes == 1 && api->graph_node(graph, 0) == f;
         api->flags_compute = (f->flags & GG_FLAG_COMPUTE) != 0;
     }
-    if (!known)
-        snprintf(why, WHY, "struct ggml_tensor has another layout");
     api->free(context);
-    return known;
+    return known || unknown(why, "struct ggml_tensor has another layout");
 }
 
 /* Sizes of the structs of functions, by a field after each that a public function reads, too. */
@@ -130,35 +132,31 @@ static bool prove_interface(gg_api *api, char *why)
 {
     api->cpu = api->backend_reg_by_name("CPU");
     gg_backend *backend = api->cpu ? api->backend_init_by_type(GG_DEVICE_CPU, NULL) : NULL;
-    if (!backend) {
-        snprintf(why, WHY, "there is no CPU backend");
-        return false;
-    }
+    if (!backend)
+        return unknown(why, "there is no CPU backend");
     api->api_version = api->cpu->api_version;
     void *set = api->backend_reg_get_proc_address(api->cpu, "ggml_backend_set_n_threads");
     memcpy(&api->set_n_threads, &set, sizeof set);
     gg_device *device = api->backend_get_device(backend);
     gg_buffer *buffer = api->backend_buft_alloc_buffer(api->backend_cpu_buffer_type(), 4096);
-    const char *unknown = NULL;
+    const char *strange = NULL;
     if (!set)
-        unknown = "the CPU backend has no ggml_backend_set_n_threads";
+        strange = "the CPU backend has no ggml_backend_set_n_threads";
     else if (backend->device != device || backend->guid != api->backend_guid(backend) ||
              !backend->iface.graph_compute || !backend->iface.get_name || !backend->iface.free)
-        unknown = "struct ggml_backend has another layout";
+        strange = "struct ggml_backend has another layout";
     else if (device->reg != api->backend_dev_backend_reg(device) || device->reg != api->cpu ||
              !device->iface.supports_op || !device->iface.supports_buft ||
              device->iface.get_type(device) != GG_DEVICE_CPU)
-        unknown = "struct ggml_backend_device has another layout";
+        strange = "struct ggml_backend_device has another layout";
     else if (!buffer || buffer->buft != api->backend_buffer_get_type(buffer) ||
              buffer->size != api->backend_buffer_get_size(buffer) || buffer->size < 4096 ||
              !buffer->iface.set_tensor || !buffer->iface.clear || !buffer->iface.memset_tensor)
-        unknown = "struct ggml_backend_buffer has another layout";
-    if (unknown)
-        snprintf(why, WHY, "%s", unknown);
+        strange = "struct ggml_backend_buffer has another layout";
     if (buffer)
         api->backend_buffer_free(buffer);
     api->backend_free(backend);
-    return !unknown;
+    return !strange || unknown(why, "%s", strange);
 }
 
 bool gg_open(gg_api *api, const void *inside, char *why)

@@ -21,6 +21,8 @@ enum {
     GG_NAME = 64,
     GG_Q8_0_ELEMENTS = 32,
     GG_FLAG_COMPUTE = 16,
+    GG_FAILED = -1, /* of enum ggml_status */
+    GG_SUCCESS = 0,
     GG_DEVICE_CPU = 0,
     GG_DEVICE_GPU = 1,
     GG_DEVICE_IGPU = 2,
@@ -29,8 +31,6 @@ enum {
 
 /* Numbers of types, which gg_open compares with the names that the process has for them. */
 enum { GG_F32 = 0, GG_F16 = 1, GG_Q8_0 = 8, GG_I64 = 27, GG_BF16 = 30 };
-
-typedef enum gg_status { GG_FAILED = -1, GG_SUCCESS = 0 } gg_status;
 
 typedef struct gg_tensor gg_tensor;
 typedef struct gg_buffer gg_buffer;

@@ -1,13 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * KVFERRY_LLAMA as settings. Names and ranges are rows of the library; the few of this plug-in are
- * below.
+ * KVFERRY_LLAMA as settings: `name=value` separated by blanks, or `off` alone. Names, ranges and
+ * messages are rows of the library; the few of this plug-in are below.
  *
  * Invariant: a word that means nothing is an error, never passed over.
  */
-
-#include "llama_settings.h"
 
 #include <float.h>
 #include <kvferry/setting.h>
@@ -16,6 +14,7 @@
 #include <string.h>
 
 #include "common/text.h"
+#include "plugin.h"
 
 /* Names that are shorter here, as `kvferry run` and vLLM's plug-in have them. */
 static const char *const aliases[][2] = {

@@ -38,20 +38,6 @@ kvl_plugin *kvl_the_plugin(void)
     return &the_plugin;
 }
 
-/* The file of this library. */
-static const char *own_path(void)
-{
-    Dl_info info;
-    return dladdr(&the_plugin, &info) ? info.dli_fname : NULL;
-}
-
-static gg_registry *refuse(const char *why)
-{
-    kvl_say("not loaded: %s; llama.cpp runs on without it", why);
-    kvl_report("refused %s\n", why);
-    return NULL;
-}
-
 /* Settings of a text, and a plan of layers with them. A cache without layers becomes one of some
  * model, to be told what does not go together. */
 static int read_settings(const char *text, kvl_settings *settings, kvl_cache *cache, char *why)
@@ -81,14 +67,16 @@ static gg_registry *load(kvl_plugin *p, const void *inside)
     kvl_cache some = {0};
     if (p->is_loaded)
         return kvl_registry(&p->gg);
-    if (!read_settings(getenv("KVFERRY_LLAMA"), &p->settings, &some, why))
-        return refuse(why);
+    if (!read_settings(getenv("KVFERRY_LLAMA"), &p->settings, &some, why) ||
+        (!p->settings.off && !gg_open(&p->gg, inside, why))) {
+        kvl_say("not loaded: %s; llama.cpp runs on without it", why);
+        kvl_report("refused %s\n", why);
+        return NULL;
+    }
     if (p->settings.off) {
         kvl_report("off\n");
         return NULL;
     }
-    if (!gg_open(&p->gg, inside, why))
-        return refuse(why);
     p->is_loaded = 1;
     kvl_card_open(p);
     p->told_at = kvf_now_seconds();
@@ -133,8 +121,9 @@ const char *kvferry_llama_plan(const char *text, const uint32_t *shape, uint64_t
 __attribute__((constructor)) static void preloaded(void)
 {
     static const char mark[] = "KVFERRY_LLAMA_INSIDE";
-    const char *path = own_path(), *list = getenv("LD_PRELOAD"), *before = getenv(mark);
-    if (!path || !list || !strstr(list, basename(path)))
+    const char *list = getenv("LD_PRELOAD"), *before = getenv(mark);
+    Dl_info own;
+    if (!list || !dladdr(&the_plugin, &own) || !strstr(list, basename(own.dli_fname)))
         return;
     gg_registry *(*load_from)(const char *) = NULL, *(*by_name)(const char *) = NULL;
     void *found = dlsym(RTLD_DEFAULT, "ggml_backend_load");
@@ -150,9 +139,9 @@ __attribute__((constructor)) static void preloaded(void)
     found = dlsym(RTLD_DEFAULT, "ggml_backend_reg_by_name");
     memcpy(&by_name, &found, sizeof found);
     if (by_name && by_name("CPU"))
-        load_from(path);
+        load_from(own.dli_fname);
     else /* this build loads its backends later, and this one with them */
-        setenv("GGML_BACKEND_PATH", path, 0);
+        setenv("GGML_BACKEND_PATH", own.dli_fname, 0);
 }
 
 /* The end of the process. Other threads may be at work: only counters are read. */

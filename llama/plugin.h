@@ -8,12 +8,33 @@
  * ggml's buffers get nothing but the buffer. Everything here is under its lock.
  */
 
+#include <kvferry/blocks.h>
 #include <pthread.h>
 
 #include "card.h"
 #include "chains.h"
 #include "ggml_abi.h"
-#include "llama_settings.h"
+
+enum { KVL_SETTING_TEXT = 640 };
+
+/** Who computes prompts. */
+typedef enum kvl_prompts { KVL_PROMPTS_AUTO, KVL_PROMPTS_LLAMA, KVL_PROMPTS_KVFERRY } kvl_prompts;
+
+/** Where tokens are: in the library's pages, or in llama.cpp's memory as well. AUTO and ONE differ
+ * in quantized pages, from which llama.cpp gets other numbers back than it wrote. */
+typedef enum kvl_tokens_kept { KVL_COPIES_AUTO, KVL_COPIES_ONE, KVL_COPIES_TWO } kvl_tokens_kept;
+
+typedef struct kvl_settings {
+    int off;
+    kvf_runtime_config runtime; /* threads 0: those of llama.cpp */
+    kvf_cache_config cache;     /* policy and memory; geometry is the model's */
+    uint64_t host_memory;       /* most bytes of pages; 0 = what there is */
+    uint32_t rows;              /* most tokens of a pass that are a step */
+    kvl_prompts prompts;
+    kvl_tokens_kept copies;
+    double log_seconds; /* between summaries; 0 = at the end only */
+    uint32_t verify;    /* every N-th step of a layer is compared with llama.cpp's; 0 = none */
+} kvl_settings;
 
 /** Why rows went to llama.cpp's kernels: X(name, key of the summary, text). */
 #define KVL_REASONS(X)                                                                             \
@@ -166,6 +187,39 @@ enum {
  * @param kind  'k' or 'v' */
 const gg_tensor *kvl_cache_tensor(const gg_tensor *t, char kind);
 
+/* llama_settings.c */
+
+/** @param text   NULL or empty: defaults
+ *  @param error  what is wrong, KVL_SETTING_TEXT bytes
+ *  @return 1; 0 = the error says why */
+int kvl_settings_read(const char *text, kvl_settings *settings, char *error);
+
+/* cell_numbers.c */
+
+/** Whether no finite value would overflow in F16. */
+int kvl_fits_f16(const float *x, size_t count);
+
+/** Bytes of a row of @p count elements of a ggml type; 0 = a type, or a length, that is not served.
+ */
+size_t kvl_row_bytes(int type, size_t count);
+
+/** A row of a cache to F32. */
+void kvl_row_to_f32(int type, const void *from, float *to, size_t count);
+
+/** A row of a cache as the library gets it: F16 as it is, or @p is_wide, any type in F32.
+ * @return 0 if a value overflows in F16 */
+int kvl_row_read(int type, const void *from, void *to, uint32_t is_wide, size_t count);
+
+/**
+ * Cells that a row of a mask (F16: 0 = seen, -infinity = not) leaves open, as bits.
+ *
+ * @param count  elements, a multiple of 64
+ * @param set    in: a set; out: that of the mask
+ * @param same   whether both are the same
+ * @return how many cells are open; -1 = there is another value: the set is not to be used
+ */
+int64_t kvl_open_cells(const uint16_t *mask, size_t count, uint64_t *set, int *same);
+
 /* caches.c: what is seen of llama.cpp's caches, and their life. */
 
 /** Plan the memory of a cache; nothing is reserved. */
@@ -190,7 +244,7 @@ static inline void *kvl_shared(const kvl_cache *cache, void *at)
 void kvl_cache_reset(kvl_plugin *p, kvl_cache *cache);
 /** Cells of a layer, numbered over all streams, were written. */
 void kvl_layer_wrote(kvl_layer *layer, size_t first, size_t end);
-/** What open caches counted is in p->counts. */
+/** Bring p->counts up to now. */
 void kvl_count_all(kvl_plugin *p);
 
 /* backend.c */

@@ -35,10 +35,12 @@ void kvl_report(const char *format, ...)
     if (fd < 3 || fd > 65535 || *end)
         return;
     unsetenv("KVFERRY_LLAMA_REPORT");
+    char line[LINE];
     va_list arguments;
     va_start(arguments, format);
-    vdprintf((int)fd, format, arguments);
+    kvf_vformat(line, sizeof line, format, arguments);
     va_end(arguments);
+    dprintf((int)fd, "%s", line);
     close((int)fd);
 }
 

@@ -11,8 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cell_numbers.h"
 #include "common/convert.h"
+#include "plugin.h"
 #include "standin_card.h"
 
 struct gg_context {

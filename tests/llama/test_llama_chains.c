@@ -171,7 +171,7 @@ static int call(rig *r, uint32_t rows, const uint32_t *streams, uint64_t (*sets)
             return 0;
     }
     for (uint32_t i = 0; i < rows; i++)
-        memcpy(tables[i], kvl_chain_table(chains[i]), sizeof tables[i]);
+        memcpy(tables[i], chains[i]->table, sizeof tables[i]);
     r->blocks = blocks_of(rows, sets, tables);
     for (uint32_t l = 0; l < LAYERS; l++) {
         for (uint32_t i = 0; i < rows; i++) {

@@ -8,7 +8,6 @@
 #include <math.h>
 #include <unistd.h>
 
-#include "cell_numbers.h"
 #include "common/convert.h"
 #include "common/random.h"
 #include "llama_rig.h"
