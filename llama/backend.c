@@ -205,7 +205,6 @@ static gg_backend *init_backend(gg_device *device, const char *params)
     static unsigned char guid[16] = "kvferry-llama";
     kvl_plugin *p = kvl_the_plugin();
     instance *i = calloc(1, sizeof *i);
-    const size_t bytes = p->gg.graph_overhead_custom(GRAPH, false) + 4096;
     if (!i)
         return NULL;
     i->backend = (gg_backend){
@@ -215,7 +214,7 @@ static gg_backend *init_backend(gg_device *device, const char *params)
         .context = i};
     i->threads = 1;
     i->cpu = p->gg.backend_init_by_type(GG_DEVICE_CPU, NULL);
-    i->context = i->cpu ? p->gg.init((gg_init_params){bytes, NULL, true}) : NULL;
+    i->context = i->cpu ? p->gg.init((gg_init_params){GG_ROOM, NULL, true}) : NULL;
     i->graph = i->context ? p->gg.new_graph_custom(i->context, GRAPH, false) : NULL;
     if (i->graph)
         return &i->backend;

@@ -1,13 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * llama.cpp's KV caches as this plug-in knows them: buffers with tensors of layers in them, and the
- * kvf_blocks beside them.
+ * llama.cpp's KV caches: buffers with tensors of layers in them, and the kvf_blocks beside them.
  *
  * Layers become known when the scheduler asks who computes their attention, which it does of whole
- * graphs before the first pass; a kvf_blocks is opened at the first step. From the first sight on
- * the functions of the buffer are ours: they see writes that are no operations (a state that is
- * loaded, a copy of a sequence, a clear), and forget tensors when the buffer goes.
+ * graphs before the first pass. From then on the functions of the buffer are ours, which see writes
+ * that are no operations. A kvf_blocks is opened at the first step.
  *
  * Invariant: tensors of a kvl_layer are alive, because its buffer is.
  */

@@ -1,13 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Chains. A row's set is compared with what chains hold, and a chain is found, made longer, changed
- * in place, or made from the one that is most like it. See chains.h and docs/design/llama.md.
- *
- * A chain that another row of the call uses (*claimed*) keeps the cells that the row sees. One that
- * no row of the call uses is changed in place only if its newest cell is in the set: then it is the
- * same sequence a step later. Otherwise it may be another sequence with the same beginning, and a
- * new chain shares its blocks.
+ * Chains: a row's set is compared with what they hold, and one is found, made longer, changed in
+ * place, or made from the one that is most like it. See chains.h and docs/design/llama.md.
  */
 
 #include "chains.h"
@@ -319,12 +314,6 @@ static void claim(const kvl_chains *s, kvl_chain *h, uint32_t count)
     h->used = s->call;
 }
 
-/* May the chain be changed to the set, although it is not a part of it? */
-static int is_the_same_later(const kvl_chains *s, const kvl_chain *h, const uint64_t *set)
-{
-    return h->used != s->call && is_in(set, h->newest);
-}
-
 kvl_chain *kvl_chains_find(kvl_chains *s, uint32_t stream, const uint64_t *set, uint32_t count)
 {
     kvl_chain *best = NULL;
@@ -345,7 +334,8 @@ kvl_chain *kvl_chains_find(kvl_chains *s, uint32_t stream, const uint64_t *set, 
     kvl_chain *h = best;
     if (!h)
         h = empty(s, stream, NULL);
-    else if (best_keep < h->length && !is_the_same_later(s, h, set)) {
+    else if (best_keep < h->length && (h->used == s->call || !is_in(set, h->newest))) {
+        /* Not the same sequence a step later, or rows of this call see what it has. */
         const int is_whole = count <= s->c.budget && best_common > best_keep + KVL_BLOCK;
         h = fork_chain(s, h, is_whole ? h->length : best_keep);
     }

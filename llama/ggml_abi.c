@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * ggml in this process: its functions, and proofs that its structs are those of ggml_abi.h.
- *
- * Every field that this plug-in reads or fills is proved by an object that ggml makes, or by a
- * field after it that a public function reads, too. An unknown interface is no error: the plug-in
- * is not loaded then, and says why.
+ * ggml in this process: its functions, and proofs that its structs are those of ggml_abi.h. Every
+ * field that this plug-in reads or fills is proved by an object that ggml makes, or by a field
+ * after it that a public function reads, too.
  */
 
 #include "ggml_abi.h"
@@ -95,7 +93,7 @@ static bool find_numbers(gg_api *api, char *why)
 /* Is struct ggml_tensor the one that is declared here? Made by the process, read by us. */
 static bool prove_tensors(gg_api *api, char *why)
 {
-    gg_context *context = api->init((gg_init_params){1 << 17, NULL, true});
+    gg_context *context = api->init((gg_init_params){GG_ROOM, NULL, true});
     if (!context)
         return unknown(why, "this ggml makes no context");
     gg_tensor *k = api->new_tensor_4d(context, GG_F16, 64, 96, 3, 2);

@@ -3,13 +3,10 @@
 #define KVL_GGML_ABI_H
 
 /*
- * The binary interface of ggml as far as a backend of its own needs it: structs, and functions that
- * are looked up in the process.
- *
- * Declared here from ggml's ggml.h and src/ggml-backend-impl.h (MIT licence, ggml authors), fields
- * in their order, so that no header of a version is compiled in. gg_open proves on objects that the
- * process itself makes that structs lie as they are declared, before anything relies on it: neither
- * ggml's version nor its API number says so.
+ * The binary interface of ggml as far as a backend needs it. Declared from ggml's ggml.h and
+ * src/ggml-backend-impl.h (MIT licence, ggml authors), fields in their order, so that no header of
+ * a version is compiled in. gg_open proves on objects of the process that structs lie so: neither
+ * ggml's version nor its API number says it.
  */
 
 #include <stdbool.h>
@@ -17,6 +14,7 @@
 #include <stdint.h>
 
 enum {
+    GG_ROOM = 1 << 17, /* of a context: more than a graph of some nodes takes */
     GG_SOURCES = 10,
     GG_NAME = 64,
     GG_Q8_0_ELEMENTS = 32,
@@ -155,7 +153,6 @@ typedef struct gg_init_params {
     X(gg_context *, init, (gg_init_params))                                                        \
     X(void, free, (gg_context *))                                                                  \
     X(size_t, tensor_overhead, (void))                                                             \
-    X(size_t, graph_overhead_custom, (size_t nodes, bool grads))                                   \
     X(gg_tensor *, new_tensor_4d, (gg_context *, int type, int64_t, int64_t, int64_t, int64_t))    \
     X(gg_tensor *, set_name, (gg_tensor *, const char *name))                                      \
     X(gg_tensor *, view_2d, (gg_context *, gg_tensor *, int64_t, int64_t, size_t nb1, size_t at))  \

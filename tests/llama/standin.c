@@ -113,12 +113,6 @@ size_t ggml_tensor_overhead(void)
     return sizeof(gg_tensor) + 32;
 }
 
-size_t ggml_graph_overhead_custom(size_t size, bool grads)
-{
-    (void)grads;
-    return size * sizeof(void *);
-}
-
 gg_tensor *ggml_new_tensor_4d(gg_context *context, int type, int64_t a, int64_t b, int64_t c,
                               int64_t d)
 {
