@@ -337,12 +337,12 @@ static int takes_prompts(const kvl_plugin *p, const kvl_cache *c)
 
 kvl_outcome kvl_attend(kvl_plugin *p, kvl_copies *copies, gg_tensor *node)
 {
-    const gg_tensor *keys = kvl_cache_tensor(node->src[1], 'k'), *q = node->src[0];
+    const gg_tensor *q = node->src[0];
     operation o = {.node = node,
                    .copies = copies,
                    .q = q,
                    .mask = node->src[3],
-                   .layer = keys ? kvl_layer_of(p, keys) : NULL,
+                   .layer = kvl_find_layer(p, node->src[1]),
                    .tokens = (uint32_t)q->ne[1],
                    .streams = (uint32_t)q->ne[3],
                    .rows = (uint32_t)(q->ne[1] * q->ne[3])};

@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "common/clock.h"
 #include "plugin.h"
@@ -36,6 +37,19 @@ static kvl_plugin the_plugin = {.lock = PTHREAD_ERRORCHECK_MUTEX_INITIALIZER_NP,
 kvl_plugin *kvl_the_plugin(void)
 {
     return &the_plugin;
+}
+
+/* A line to whoever gave KVFERRY_LLAMA_REPORT, once. */
+static void report(const char *before, const char *line)
+{
+    const char *number = getenv("KVFERRY_LLAMA_REPORT");
+    char *end;
+    const long fd = number ? strtol(number, &end, 10) : 0;
+    if (fd < 3 || fd > 65535 || *end)
+        return;
+    unsetenv("KVFERRY_LLAMA_REPORT");
+    dprintf((int)fd, "%s%s\n", before, line);
+    close((int)fd);
 }
 
 /* Settings of a text, and a plan of layers with them. A cache without layers becomes one of some
@@ -70,11 +84,11 @@ static gg_registry *load(kvl_plugin *p, const void *inside)
     if (!read_settings(getenv("KVFERRY_LLAMA"), &p->settings, &some, why) ||
         (!p->settings.off && !gg_open(&p->gg, inside, why))) {
         kvl_say("not loaded: %s; llama.cpp runs on without it", why);
-        kvl_report("refused %s\n", why);
+        report("refused ", why);
         return NULL;
     }
     if (p->settings.off) {
-        kvl_report("off\n");
+        report("off", "");
         return NULL;
     }
     p->is_loaded = 1;
@@ -82,7 +96,8 @@ static gg_registry *load(kvl_plugin *p, const void *inside)
     p->told_at = kvf_now_seconds();
     kvl_say("loaded into llama.cpp (ggml %s, backend interface %d)", p->gg.version,
             p->gg.api_version);
-    kvl_report("loaded ggml=%s api=%d\n", p->gg.version, p->gg.api_version);
+    snprintf(why, sizeof why, "ggml=%s api=%d", p->gg.version, p->gg.api_version);
+    report("loaded ", why);
     return kvl_registry(&p->gg);
 }
 

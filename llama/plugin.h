@@ -294,8 +294,6 @@ void kvl_clear(void *memory, size_t bytes);
 
 /** A line on standard error, at once; `kvferry: ` goes before it. */
 void kvl_say(const char *format, ...) __attribute__((format(printf, 1, 2)));
-/** A line to whoever gave KVFERRY_LLAMA_REPORT, once. */
-void kvl_report(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /** Count rows that are left to llama.cpp, and say once per cache why. */
 void kvl_leave(kvl_plugin *p, kvl_layer *layer, kvl_reason reason, uint64_t rows,
                const char *detail);

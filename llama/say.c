@@ -1,15 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/*
- * Lines on standard error, and the one line for a launcher. Every line is written by one call, so
- * that those of other threads do not come between.
- */
+/* Lines on standard error, each by one call, so that those of other threads do not come between. */
 
 #include <stdarg.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
 #include "common/clock.h"
 #include "common/text.h"
@@ -25,23 +19,6 @@ void kvl_say(const char *format, ...)
     kvf_vformat(line, sizeof line, format, arguments);
     va_end(arguments);
     fprintf(stderr, "kvferry: %s\n", line);
-}
-
-void kvl_report(const char *format, ...)
-{
-    const char *number = getenv("KVFERRY_LLAMA_REPORT");
-    char *end;
-    const long fd = number ? strtol(number, &end, 10) : 0;
-    if (fd < 3 || fd > 65535 || *end)
-        return;
-    unsetenv("KVFERRY_LLAMA_REPORT");
-    char line[LINE];
-    va_list arguments;
-    va_start(arguments, format);
-    kvf_vformat(line, sizeof line, format, arguments);
-    va_end(arguments);
-    dprintf((int)fd, "%s", line);
-    close((int)fd);
 }
 
 #define ROW(name, key, text) {key, text},
