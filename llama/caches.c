@@ -352,6 +352,7 @@ static void configure(const kvl_settings *settings, const kvl_cache *c, kvf_bloc
     if (b->cache.budget_tokens > s->cells)
         b->cache.budget_tokens = s->cells;
     b->block_tokens = KVL_BLOCK;
+    b->on_demand = 1;
     /* One for every 32 cells, and of every chain the one that it does not fill. A small cache has
      * few sequences; where it has more, chains give way to each other. */
     const uint32_t full = (uint32_t)((uint64_t)s->cells * s->streams / KVL_BLOCK);
@@ -394,6 +395,8 @@ static kvf_status open_cache(kvl_plugin *p, kvl_cache *c)
     KVF_TRY(kvf_blocks_open(c->runtime, &plan->blocks, &c->blocks, NULL));
     KVF_TRY(kvf_stream_create(c->runtime, &c->stream));
     KVF_TRY(kvf_memory_alloc(c->runtime, plan->codes, &c->codes));
+    if (!c->shape.is_off_card)
+        kvl_give_back_zeros(c->codes, plan->codes);
     for (uint32_t l = 0; l < c->layers; l++)
         KVF_TRY(kvf_blocks_bind(c->blocks, l, (char *)c->codes + l * (plan->codes / c->layers),
                                 plan->memory.code_bytes));

@@ -53,7 +53,9 @@ typedef struct kvf_blocks_config {
     uint32_t block_count;  /**< ids are 0 … block_count - 1; no default */
     uint32_t block_tokens; /**< tokens of a block: a multiple of 32, and of page_size; with coarse
                                 heads in head_mask of 64; default 32 */
-    uint32_t reserved[6];  /**< 0; `cache` stays the last */
+    uint32_t on_demand;    /**< 1 = on the host device memory becomes resident as it is written,
+                                and the system may lack it then; 0 = all of it at once; default 0 */
+    uint32_t reserved[5];  /**< 0; `cache` stays the last */
     /** Geometry, budget and pages as of any cache. sequences_max = regions, and most rows of a
      * call; tokens_max is of a row. select is DYNAMIC, FULL or STREAMING, digest CODES, transfer
      * AUTO, MAPPED, or DIRECT where the device shares host memory. host_tokens_max,
@@ -103,7 +105,7 @@ static inline KVF_CHECKED kvf_status kvf_blocks_plan_make(kvf_runtime *runtime,
 }
 
 /**
- * Reserve all memory that it will ever use.
+ * Reserve all memory that it will ever use; see on_demand.
  *
  * @param config   borrowed for the call
  * @param out      receives the handle; NULL on failure

@@ -68,6 +68,8 @@ typedef struct kvf_device_ops {
 
     /* Zeroed, 64-byte aligned. */
     kvf_status (*memory_alloc)(kvf_device *device, size_t bytes, void **out);
+    /* The same, resident as it is written; NULL: there is no such memory. */
+    kvf_status (*memory_on_demand)(kvf_device *device, size_t bytes, void **out);
     void (*memory_free)(kvf_device *device, void *pointer);
     /* Bytes that could be had now, of the host device half; 0 = unknown. */
     uint64_t (*memory_left)(kvf_device *device);

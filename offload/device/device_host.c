@@ -42,9 +42,9 @@ typedef struct memory_head {
 
 #define MEMORY_HEAD_BYTES ((size_t)64)
 
-/* Large blocks: a map of their own, aligned for huge pages, populated now so that no step pays for
- * it. */
-static char *map_memory(kvf_context *context, size_t bytes)
+/* Large blocks: a map of their own, populated now on huge pages so that no step pays for it; or on
+ * demand, by pages so small that what is not written is not there. */
+static char *map_memory(kvf_context *context, size_t bytes, bool on_demand)
 {
     size_t map_bytes = kvf_round_up(bytes, SMALL_BYTES) + HUGE_BYTES;
     char *map = mmap(NULL, map_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -52,8 +52,9 @@ static char *map_memory(kvf_context *context, size_t bytes)
         return NULL;
     uintptr_t first = kvf_round_up((uintptr_t)map + MEMORY_HEAD_BYTES, HUGE_BYTES);
     char *block = map + (first - (uintptr_t)map);
-    (void)madvise(block, bytes, MADV_HUGEPAGE);
-    if (kvf_populate(block, kvf_round_up(bytes, SMALL_BYTES), SMALL_BYTES, false) != 0) {
+    (void)madvise(block, bytes, on_demand ? MADV_NOHUGEPAGE : MADV_HUGEPAGE);
+    if (!on_demand &&
+        kvf_populate(block, kvf_round_up(bytes, SMALL_BYTES), SMALL_BYTES, false) != 0) {
         munmap(map, map_bytes);
         return NULL;
     }
@@ -79,7 +80,7 @@ static uint64_t host_memory_left(kvf_device *device)
     return bytes == UINT64_MAX ? 0 : bytes / 2;
 }
 
-static kvf_status host_memory_alloc(kvf_device *device, size_t bytes, void **out)
+static kvf_status alloc_memory(kvf_device *device, size_t bytes, bool on_demand, void **out)
 {
     kvf_context *context = device->context;
     char *block = NULL;
@@ -89,7 +90,7 @@ static kvf_status host_memory_alloc(kvf_device *device, size_t bytes, void **out
     if (!kvf_context_refuses(context, "device memory") && bytes <= room &&
         bytes <= SIZE_MAX - 2 * HUGE_BYTES) {
         if (bytes >= HUGE_BYTES) {
-            block = map_memory(context, bytes);
+            block = map_memory(context, bytes, on_demand);
         } else {
             block = kvf_alloc(context, 1, bytes + MEMORY_HEAD_BYTES);
             block = block ? block + MEMORY_HEAD_BYTES : NULL;
@@ -104,6 +105,16 @@ static kvf_status host_memory_alloc(kvf_device *device, size_t bytes, void **out
     }
     *out = block;
     return KVF_OK;
+}
+
+static kvf_status host_memory_alloc(kvf_device *device, size_t bytes, void **out)
+{
+    return alloc_memory(device, bytes, false, out);
+}
+
+static kvf_status host_memory_on_demand(kvf_device *device, size_t bytes, void **out)
+{
+    return alloc_memory(device, bytes, true, out);
 }
 
 static void host_memory_free(kvf_device *device, void *pointer)
@@ -261,6 +272,7 @@ static const kvf_device_ops host_ops = {
     .close = host_close,
     .properties = host_properties,
     .memory_alloc = host_memory_alloc,
+    .memory_on_demand = host_memory_on_demand,
     .memory_left = host_memory_left,
     .memory_free = host_memory_free,
     .host_register = host_register,

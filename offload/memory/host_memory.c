@@ -302,9 +302,10 @@ static kvf_status obtain(const request *r, kvf_arena *arena)
     const kvf_host_memory_config *config = r->config;
     bool wants_huge = config->huge_pages != KVF_HUGE_PAGES_OFF && arena->bytes >= HUGE_BYTES;
     bool is_required = config->huge_pages == KVF_HUGE_PAGES_REQUIRED;
+    const bool is_later = config->on_demand && !is_required;
     char text[32];
     kvf_bytes_text(arena->bytes, text);
-    if ((wants_huge || is_required) && map_hugetlb(context, arena)) {
+    if ((wants_huge || is_required) && !is_later && map_hugetlb(context, arena)) {
         bind_to_node(context, arena, config->node);
         if (touch(context, r->team, arena, 0, arena->mapped_bytes) == 0) /* these are reserved */
             return KVF_OK;
@@ -320,7 +321,7 @@ static kvf_status obtain(const request *r, kvf_arena *arena)
                         "%s of host memory could not be mapped: %s; see `ulimit -v`, or lower %s",
                         text, kvf_errno_text(errno), config->lower);
     bind_to_node(context, arena, config->node);
-    return populate(r, arena);
+    return is_later ? KVF_OK : populate(r, arena);
 }
 
 static kvf_status let_device_allocate(const request *r, kvf_device *device, kvf_arena *arena)
@@ -457,8 +458,9 @@ kvf_status kvf_host_memory_create(kvf_context *context, kvf_device *device,
         note_pinned(&r);
     /* The last arena was made when least was left. */
     const kvf_arena *last = &memory.arenas[memory.arena_count - 1];
-    if (config->huge_pages == KVF_HUGE_PAGES_AUTO && last->bytes >= HUGE_BYTES && !last->hugetlb &&
-        !last->allocated && !has_huge_pages(last, true))
+    if (config->huge_pages == KVF_HUGE_PAGES_AUTO && !config->on_demand &&
+        last->bytes >= HUGE_BYTES && !last->hugetlb && !last->allocated &&
+        !has_huge_pages(last, true))
         note_small_pages(context, &memory);
     *out = memory;
     return KVF_OK;

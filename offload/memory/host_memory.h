@@ -52,6 +52,7 @@ typedef struct kvf_host_memory_config {
     int32_t node;   /* -1 = do not bind */
     kvf_huge_pages huge_pages;
     bool allow_unpinned;
+    bool on_demand; /* resident as it is written; huge pages are those that the kernel finds then */
     uint32_t touch_threads; /* >= 1 */
     const kvf_topology *topology;
     size_t arena_bytes_max; /* 0 = KVF_ARENA_BYTES_MAX; tests want several small arenas */

@@ -136,7 +136,7 @@ CachePlan = _struct("kvf_cache_plan", """u64 host_kv_bytes host_staging_bytes de
     device_digest_bytes device_table_bytes; u32 static_tokens dynamic_pages slots; enum transfer;
     u64 host_table_bytes; u32 block_size disk_bundle_bytes; u64 disk_bytes; enum digest; u64 resident_tokens prompt_bytes""")
 BlocksConfig = _struct("kvf_blocks_config",
-                       "size size; u32 block_count block_tokens reserved[6]; kvf_cache_config cache")
+                       "size size; u32 block_count block_tokens on_demand reserved[5]; kvf_cache_config cache")
 BlocksPlan = _struct("kvf_blocks_plan", """u64 code_bytes host_bytes device_block_bytes
     device_region_bytes device_bytes; u32 slots; enum transfer; u64 resident_tokens prompt_bytes""")
 BlocksPutArgs = _struct("kvf_blocks_put_args", "u32 layer tokens; ptr k v; size k_stride v_stride; ptr slots")

@@ -81,6 +81,8 @@ static kvf_status check(const kvf_runtime *runtime, const kvf_blocks_config *con
     if (config->block_count == 0 || config->block_count > INT32_MAX)
         KVF_FAIL(context, KVF_INVALID, "block_count = %u: must be 1 to %d", config->block_count,
                  INT32_MAX);
+    if (config->on_demand > 1)
+        KVF_FAIL(context, KVF_INVALID, "on_demand = %u: must be 0 or 1", config->on_demand);
     return check_names(context, &config->cache);
 }
 
@@ -143,6 +145,7 @@ static kvf_status set_dims(kvf_blocks *blocks)
                  "block_tokens = %u: must be a multiple of %u%s", blocks->config.block_tokens,
                  p->block_size, p->block_size > KVF_CODE_TOKENS ? ", the page_size" : "");
     d->by_block = 1;
+    d->on_demand = blocks->config.on_demand && blocks->cache->device->ops->memory_on_demand;
     d->scratch_blocks = kvf_max_u32(d->scratch_blocks, d->arena_blocks);
     d->arena_blocks = 0;
     d->jobs_max = 0;
@@ -469,7 +472,7 @@ kvf_status kvf_block_store_reserve(kvf_blocks *blocks, kvf_reservation *r)
     if (!blocks->bindings || !blocks->nonfinite)
         KVF_FAIL(cache->context, KVF_OUT_OF_MEMORY, "no memory for blocks of %u layers",
                  cache->config.layers);
-    KVF_TRY(cache->device->ops->memory_alloc(cache->device, blocks->bytes, &memory));
+    KVF_TRY(kvf_cache_take_memory(cache, blocks->bytes, &memory));
     blocks->memory = memory;
     (void)carve(blocks, &(kvf_carver){.base = blocks->memory});
     point_regions(blocks);

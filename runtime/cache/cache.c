@@ -18,11 +18,18 @@
 
 /* ---- memory ---- */
 
+kvf_status kvf_cache_take_memory(kvf_cache *cache, size_t bytes, void **out)
+{
+    const kvf_device_ops *ops = cache->device->ops;
+    const bool on_demand = cache->kv_group_count && cache->kv_groups[0].dims.on_demand;
+    return (on_demand ? ops->memory_on_demand : ops->memory_alloc)(cache->device, bytes, out);
+}
+
 static kvf_status take_device(kvf_cache *cache, kvf_carver *carver)
 {
     void *base = NULL;
     if (carver->bytes)
-        KVF_TRY(cache->device->ops->memory_alloc(cache->device, carver->bytes, &base));
+        KVF_TRY(kvf_cache_take_memory(cache, carver->bytes, &base));
     *carver = (kvf_carver){.base = base};
     return KVF_OK;
 }

@@ -121,6 +121,8 @@ KVF_CHECKED kvf_status kvf_cache_create(kvf_runtime *runtime, const kvf_cache_co
                                         kvf_cache **out);
 /* Then every reservation it will ever make, as planned. */
 KVF_CHECKED kvf_status kvf_cache_reserve(kvf_cache *cache, kvf_reservation *r);
+/* Memory of the device, on demand if the cache's is. */
+KVF_CHECKED kvf_status kvf_cache_take_memory(kvf_cache *cache, size_t bytes, void **out);
 void kvf_cache_destroy(kvf_cache *cache); /* NULL is fine, and half of a cache */
 
 /* Something was made of it that may be closed after it: it is destroyed with the last of them. */

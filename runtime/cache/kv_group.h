@@ -60,6 +60,7 @@ struct kvf_dims {
     uint32_t scratch_blocks; /* room for a row in full precision, where pages are quantized; under
                              blocks of the caller the room of chunks; else 0 */
     uint32_t by_block;       /* 1: under blocks of the caller; rows have no tables here */
+    bool on_demand;          /* memory of host and device is resident as it is written */
     uint32_t needs_mirror;   /* 1: functions of the host cannot read device memory */
     uint32_t block_count;    /* of the pool */
     uint32_t digest_blocks;  /* whose digests are on the device: all of the pool, or none */

@@ -240,6 +240,7 @@ static kvf_status take_pool(kvf_kv_group *kv_group)
     kvf_host_memory_config memory = kvf_runtime_memory(kv_group->runtime);
     const size_t block = kvf_stored_block_bytes(&d->paging);
     memory.lower = d->by_block ? "block_count" : memory.lower;
+    memory.on_demand = d->on_demand;
     if (!d->page_frames && kv_group->config.disk_path)
         KVF_TRY(kvf_disk_folder_check(kv_group->context, kv_group->config.disk_path));
     if (!d->page_frames)

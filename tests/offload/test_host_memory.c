@@ -172,6 +172,33 @@ static void test_resident_size(void **state)
     rig_close(&r);
 }
 
+/* Memory of both kinds is zeros, and there once it is written. */
+static void test_on_demand(void **state)
+{
+    enum { BYTES = 48 << 20, SLACK = 4 << 20 };
+    rig r;
+    rig_open(&r, NULL);
+    kvf_host_memory_config config = plain(BYTES, 4096);
+    config.on_demand = true;
+    kvf_host_memory memory;
+    void *device = NULL;
+    const uint64_t before = resident_bytes();
+    RIG_OK(kvf_host_memory_create(r.context, r.device, &config, &memory));
+    RIG_OK(r.device->ops->memory_on_demand(r.device, BYTES, &device));
+    assert_true(resident_bytes() < before + SLACK);
+    check_usable(&memory);
+    char *const both[] = {memory.arenas[0].host, device};
+    for (int i = 0; i < 2; i++)
+        for (size_t at = 1; at < BYTES; at += 4096) {
+            assert_int_equal(both[i][at], 0);
+            both[i][at] = 1;
+        }
+    assert_true(resident_bytes() + SLACK > before + (uint64_t)2 * BYTES);
+    r.device->ops->memory_free(r.device, device);
+    kvf_host_memory_destroy(r.context, &memory);
+    rig_close(&r);
+}
+
 /* The kernel's own account says that the pages are bound to the node. */
 static void test_bound(void **state)
 {
@@ -696,10 +723,10 @@ static void test_threads_under_a_quota(void **state)
 
 int main(void)
 {
-    return unit_run(test_tiers, test_degraded, test_arenas, test_resident_size, test_bound,
-                    test_unpinned, test_preflight, test_madvise_refused, test_others_take_memory,
-                    test_memory_that_comes, test_pin_budget, test_pin_budget_of_a_machine,
-                    test_headroom_of_this_machine, test_memory_that_grows, test_cgroup_v2,
-                    test_cgroup_v1, test_cpu_quota_v2, test_cpu_quota_v1,
-                    test_threads_under_a_quota);
+    return unit_run(test_tiers, test_degraded, test_arenas, test_resident_size, test_on_demand,
+                    test_bound, test_unpinned, test_preflight, test_madvise_refused,
+                    test_others_take_memory, test_memory_that_comes, test_pin_budget,
+                    test_pin_budget_of_a_machine, test_headroom_of_this_machine,
+                    test_memory_that_grows, test_cgroup_v2, test_cgroup_v1, test_cpu_quota_v2,
+                    test_cpu_quota_v1, test_threads_under_a_quota);
 }

@@ -301,6 +301,8 @@ static kvf_status open_row(void *user, char *change, size_t size, kvf_error *err
             bc.block_count = (uint32_t)strtoul(value, NULL, 10);
         else if (strcmp(field, "block_tokens") == 0)
             bc.block_tokens = (uint32_t)strtoul(value, NULL, 10);
+        else if (strcmp(field, "on_demand") == 0)
+            bc.on_demand = (uint32_t)strtoul(value, NULL, 10);
         else if (strcmp(field, "size") == 0)
             bc.size = strtoul(value, NULL, 10);
         else if (!refusals_set(kvf_cache_setting, &bc.cache, field, value))
