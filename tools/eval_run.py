@@ -31,6 +31,7 @@ import time
 
 import eval_texts
 
+COUNTED_MAX = str(1 << 20)  # tokens of a prompt whose size is tried
 VERIFY = 32  # every N-th step is compared with dense attention
 OPTIONS = {"budget_tokens": "budget", "sink_tokens": "sink", "local_tokens": "local"}
 # Counters of a run's statistics, by the names that the report knows.
@@ -116,7 +117,7 @@ class Command:
         """Tokens of each."""
         prompts = self.path("count.jsonl", "".join(json.dumps({"prompt": t}) + "\n" for t in texts))
         return [json.loads(line)["prompt_tokens"] for line in
-                self.run("run", "--prompts", prompts, "-n", "1", "--dry-run").splitlines()]
+                self.run("run", "--prompts", prompts, "-n", "1", "--context", COUNTED_MAX, "--dry-run").splitlines()]
 
 
 def add(sums, counters):

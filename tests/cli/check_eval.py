@@ -326,6 +326,9 @@ def check_ruler(text):
         check("vt in 100 tokens is refused", False)
     except ValueError as problem:
         check("vt in 100 tokens is refused", "does not fit 100" in str(problem))
+    more = eval_ruler.count(KVFERRY, MODEL, [Document("a " * 40000, [task_of("b")])])[0]
+    check("%d tokens, more than the model's positions, are counted" % more, more > 32768)
+
 
 
 def check_ruler_report():
