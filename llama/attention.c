@@ -2,11 +2,8 @@
 
 /*
  * FLASH_ATTN_EXT on a cache of llama.cpp: rows of a step, or the chunk of a prompt, become chains,
- * stale tokens are put from llama.cpp's own tensors, and one call attends for all of them.
- *
- * A row is served only if its mask is exactly the first cells of a chain, looked at anew for every
- * layer; everything else is left to llama.cpp's kernels, with the reason. A failure of the library
- * is a failed pass: nothing of it is kept.
+ * stale tokens are put from llama.cpp's own tensors, and one call attends for all of them. A row is
+ * served only if its mask is exactly the first cells of a chain, looked at anew for every layer.
  */
 
 #include <stdlib.h>
@@ -70,10 +67,10 @@ static kvl_reason set_attention(const kvl_plugin *p, const operation *o)
     params.sinks = sinks ? kvl_on_host(p, o->copies, sinks) : NULL;
     if (sinks && !params.sinks)
         return KVL_MEMORY;
-    const int is_known =
-        given[0] > 0.0f &&
-        kvf_blocks_attention_params(o->cache->blocks, o->layer->index, &params) == KVF_OK;
-    return is_known ? KVL_SERVED : KVL_PARAMS;
+    if (!(given[0] > 0.0f) ||
+        kvf_blocks_attention_params(o->cache->blocks, o->layer->index, &params) != KVF_OK)
+        return KVL_PARAMS;
+    return KVL_SERVED;
 }
 
 /* ---- rows ---- */

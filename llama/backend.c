@@ -2,10 +2,8 @@
 
 /*
  * A device and a backend of ggml: an accelerator beside the CPU that takes writes to KV caches and
- * flash attention on them, and nothing else.
- *
- * Operations that it does not serve go to a CPU backend of its own, one node at a time, with the
- * threads of llama.cpp: kernels and bits are those of llama.cpp without the plug-in.
+ * flash attention on them. What it does not serve goes to a CPU backend of its own, a node at a
+ * time, with llama.cpp's threads: kernels and bits are those of llama.cpp without the plug-in.
  */
 
 #include <math.h>
@@ -18,7 +16,7 @@
 /* A write of so few rows is not worth waking threads, and has the same bits with one. */
 enum { ROWS_OF_ONE_THREAD = 64, GRAPH = 8 };
 
-/** The part that belongs to one llama_context. */
+/* Of one llama_context. */
 typedef struct instance {
     gg_backend backend;
     gg_backend *cpu;

@@ -79,21 +79,15 @@ static gg_buffer_i writing(gg_buffer *buffer, const gg_tensor *tensor, size_t of
     return original;
 }
 
-static int is_of_malloc(const kvl_plugin *p, const gg_buffer *buffer)
-{
-    return buffer->buft == p->gg.backend_cpu_buffer_type();
-}
-
-/* Parts of a layer that were never written take no memory. Buffers of no size have tensors without
- * data.
- */
+/* Parts of a layer that were never written take no memory. Tensors may lack data. */
 static void give_back(const kvl_plugin *p, kvl_layer *l)
 {
     const gg_tensor *const both[] = {l->k, l->v};
+    const gg_buffer_type *of_malloc = p->gg.backend_cpu_buffer_type();
     for (int i = 0; i < 2; i++) {
         const gg_tensor *t = both[i];
         const size_t bytes = t->nb[2] * (size_t)t->ne[2];
-        if (t->data && t->buffer->size >= bytes && is_of_malloc(p, t->buffer))
+        if (t->data && t->buffer->size >= bytes && t->buffer->buft == of_malloc)
             kvl_give_back_zeros(t->data, bytes);
         else
             l->stays = 1;
@@ -128,7 +122,7 @@ static void memset_tensor(gg_buffer *buffer, gg_tensor *tensor, uint8_t value, s
 static void clear(gg_buffer *buffer, uint8_t value)
 {
     const gg_buffer_i original = writing(buffer, NULL, 0, 0);
-    if (value == 0 && is_of_malloc(kvl_the_plugin(), buffer))
+    if (value == 0 && buffer->buft == kvl_the_plugin()->gg.backend_cpu_buffer_type())
         kvl_clear(original.base(buffer), buffer->size);
     else
         original.clear(buffer, value);
@@ -249,11 +243,11 @@ kvl_reason kvl_learn(kvl_plugin *p, kvl_layer *l, const gg_tensor *node)
                              .streams = (uint32_t)keys->ne[2],
                              .is_wide = keys->type != GG_F16 || values->type != GG_F16,
                              .is_off_card = (uint32_t)find_buffer(p, keys->buffer)->is_off_card};
-    if (l->cache)
-        return l->v == values && memcmp(&l->cache->shape, &shape, sizeof shape) == 0 ? KVL_SERVED
-                                                                                     : KVL_GEOMETRY;
-    l->cache = cache_of(find_buffer(p, keys->buffer), &shape);
-    if (!l->cache)
+    if (l->cache) {
+        const int is_same = l->v == values && !memcmp(&l->cache->shape, &shape, sizeof shape);
+        return is_same ? KVL_SERVED : KVL_GEOMETRY;
+    }
+    if (!(l->cache = cache_of(find_buffer(p, keys->buffer), &shape)))
         return KVL_MEMORY;
     l->v = values;
     l->index = l->cache->layers++;

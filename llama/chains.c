@@ -242,16 +242,12 @@ static uint32_t fresh_cells(kvl_chains *s, const kvl_chain *h, const uint64_t *s
 {
     const uint32_t *born = born_of(s, h);
     uint32_t n = 0;
-    int is_sorted = 1;
     for (uint32_t w = 0; w < s->words; w++)
         for (uint64_t bits = set[w] & ~h->bits[w]; bits; bits &= bits - 1) {
             const uint32_t cell = w * 64 + (uint32_t)__builtin_ctzll(bits);
-            s->fresh[n] = (uint64_t)born[cell] << 32 | cell;
-            is_sorted &= !n || s->fresh[n - 1] < s->fresh[n];
-            n++;
+            s->fresh[n++] = (uint64_t)born[cell] << 32 | cell;
         }
-    if (!is_sorted)
-        qsort(s->fresh, n, sizeof *s->fresh, by_number);
+    qsort(s->fresh, n, sizeof *s->fresh, by_number);
     return n;
 }
 

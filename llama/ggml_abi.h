@@ -13,20 +13,11 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum {
-    GG_ROOM = 1 << 17, /* of a context: more than a graph of some nodes takes */
-    GG_SOURCES = 10,
-    GG_NAME = 64,
-    GG_Q8_0_ELEMENTS = 32,
-    GG_FLAG_COMPUTE = 16,
-    GG_FAILED = -1, /* of enum ggml_status */
-    GG_SUCCESS = 0,
-    GG_DEVICE_CPU = 0,
-    GG_DEVICE_GPU = 1,
-    GG_DEVICE_IGPU = 2,
-    GG_DEVICE_ACCEL = 3
-};
-
+enum { GG_SOURCES = 10, GG_NAME = 64, GG_Q8_0_ELEMENTS = 32, GG_FLAG_COMPUTE = 16 };
+enum { GG_ROOM = 1 << 17 }; /* bytes of a context: more than a graph of some nodes takes */
+/* Of enum ggml_status, and of enum ggml_backend_dev_type. */
+enum { GG_FAILED = -1, GG_SUCCESS = 0 };
+enum { GG_DEVICE_CPU, GG_DEVICE_GPU, GG_DEVICE_IGPU, GG_DEVICE_ACCEL };
 /* Numbers of types, which gg_open compares with the names that the process has for them. */
 enum { GG_F32 = 0, GG_F16 = 1, GG_Q8_0 = 8, GG_I64 = 27, GG_BF16 = 30 };
 
@@ -226,7 +217,7 @@ typedef struct gg_api {
  */
 bool gg_open(gg_api *api, const void *inside, char *why);
 
-/** A function of the library that has @p inside in it, or of what it needs; else of the process. */
+/** A function of the library that @p inside is in, or of what it needs; else of the process. */
 void *gg_find(const void *inside, const char *name);
 
 /** An operation that moves nothing: a view and its like. */

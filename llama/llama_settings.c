@@ -2,9 +2,8 @@
 
 /*
  * KVFERRY_LLAMA as settings: `name=value` separated by blanks, or `off` alone. Names, ranges and
- * messages are rows of the library; the few of this plug-in are below.
- *
- * Invariant: a word that means nothing is an error, never passed over.
+ * messages are rows of the library; the few of this plug-in are below. A word that means nothing is
+ * an error, never passed over.
  */
 
 #include <float.h>

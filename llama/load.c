@@ -3,9 +3,8 @@
 /*
  * How the plug-in gets into llama.cpp, and the functions that it exports.
  *
- * ggml calls ggml_backend_init where it loads backends (GGML_BACKEND_PATH). Where it does not, a
- * constructor under LD_PRELOAD, or an import of kvferry.llama, asks ggml to load this library.
- * Nothing here ends a process: what is not understood is said in a line, and llama.cpp runs on.
+ * ggml calls ggml_backend_init where it loads backends. Where it does not, a constructor under
+ * LD_PRELOAD, or an import of kvferry.llama, asks ggml to load this library.
  */
 
 #include <dlfcn.h>
@@ -20,8 +19,7 @@
 #define EXPORTED __attribute__((visibility("default")))
 
 EXPORTED gg_registry *ggml_backend_init(void);
-EXPORTED const char *kvferry_llama_plan(const char *settings, const uint32_t *shape,
-                                        uint64_t *bytes);
+EXPORTED const char *kvferry_llama_plan(const char *text, const uint32_t *shape, uint64_t *bytes);
 
 /* Libraries for tests: 1 sees no writes, 2 brings no pages back. */
 #ifndef KVL_CONTROL

@@ -3,8 +3,7 @@
 #define KVL_PLUGIN_H
 
 /*
- * State that the parts of the plug-in share: ggml of the process, settings, buffers of llama.cpp
- * with KV caches in them, and what was counted. There is one per process, because functions of
+ * What the parts of the plug-in share. There is one kvl_plugin per process, because functions of
  * ggml's buffers get nothing but the buffer. Everything here is under its lock.
  */
 
@@ -17,7 +16,6 @@
 
 enum { KVL_SETTING_TEXT = 640 };
 
-/** Who computes prompts. */
 typedef enum kvl_prompts { KVL_PROMPTS_AUTO, KVL_PROMPTS_LLAMA, KVL_PROMPTS_KVFERRY } kvl_prompts;
 
 /** Where tokens are: in the library's pages, or in llama.cpp's memory as well. AUTO and ONE differ
@@ -174,7 +172,6 @@ struct kvl_plugin {
     size_t away_at; /* fewest fresh tokens of a layer at which pages are put away */
 };
 
-/** The plug-in of this process. */
 kvl_plugin *kvl_the_plugin(void);
 
 enum {
@@ -198,18 +195,12 @@ int kvl_settings_read(const char *text, kvl_settings *settings, char *error);
 
 /** Whether no finite value would overflow in F16. */
 int kvl_fits_f16(const float *x, size_t count);
-
-/** Bytes of a row of @p count elements of a ggml type; 0 = a type, or a length, that is not served.
- */
+/** Bytes of a row of a ggml type; 0 = a type, or a length, that is not served. */
 size_t kvl_row_bytes(int type, size_t count);
-
-/** A row of a cache to F32. */
 void kvl_row_to_f32(int type, const void *from, float *to, size_t count);
-
 /** A row of a cache as the library gets it: F16 as it is, or @p is_wide, any type in F32.
  * @return 0 if a value overflows in F16 */
 int kvl_row_read(int type, const void *from, void *to, uint32_t is_wide, size_t count);
-
 /**
  * Cells that a row of a mask (F16: 0 = seen, -infinity = not) leaves open, as bits.
  *
@@ -220,7 +211,7 @@ int kvl_row_read(int type, const void *from, void *to, uint32_t is_wide, size_t 
  */
 int64_t kvl_open_cells(const uint16_t *mask, size_t count, uint64_t *set, int *same);
 
-/* caches.c: what is seen of llama.cpp's caches, and their life. */
+/* caches.c */
 
 /** Plan the memory of a cache; nothing is reserved. */
 kvf_status kvl_plan_make(kvf_runtime *runtime, const kvl_settings *settings, kvl_cache *cache);

@@ -1,12 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Memory of llama.cpp's cache that holds nothing, or what is elsewhere. llama.cpp clears all of it,
- * so that every page of a context is in memory before a token is. Pages of zeros go back to the
- * system here: they read as they did, and take memory when they are written. Hidden pages go back,
- * too, and are a fault to touch.
- *
- * Knows nothing of tensors. Nobody writes the memory meanwhile.
+ * Memory that holds nothing, or what is elsewhere. Pages of zeros go back to the system: they read
+ * as they did, and take memory when they are written. Hidden pages go back, too, and are a fault to
+ * touch. Nobody writes the memory meanwhile.
  */
 
 #include <fcntl.h>
