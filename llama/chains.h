@@ -10,8 +10,8 @@
  * that begin alike share blocks; a shared block is copied before one of its places changes.
  *
  * A place of a block is *put* in a layer from when the library got its cell's token until the cell
- * is written again; otherwise it is *stale* and is put anew. So nobody tells when a sequence ends,
- * is cut, shifted or copied.
+ * is written again; otherwise it is *stale* and is put anew. So no call announces that a sequence
+ * ends, is cut, shifted or copied.
  *
  * Knows neither ggml nor the library. One thread at a time.
  * Invariants: a chain's first n cells are distinct; a block has as many references as chains name
