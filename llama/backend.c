@@ -2,8 +2,8 @@
 
 /*
  * A device and a backend of ggml: an accelerator beside the CPU that takes writes to KV caches and
- * flash attention on them. What it does not serve goes to a CPU backend of its own, a node at a
- * time, with llama.cpp's threads: kernels and bits are those of llama.cpp without the plug-in.
+ * flash attention on them. Other nodes go to a CPU backend of its own, one at a time, with
+ * llama.cpp's threads: kernels and bits are those of llama.cpp without the plug-in.
  */
 
 #include <math.h>
@@ -16,7 +16,7 @@
 /* A write of so few rows is not worth waking threads, and has the same bits with one. */
 enum { ROWS_OF_ONE_THREAD = 64, GRAPH = 8 };
 
-/* Of one llama_context. */
+/* Belongs to one llama_context. */
 typedef struct instance {
     gg_backend backend;
     gg_backend *cpu;

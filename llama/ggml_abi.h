@@ -15,7 +15,7 @@
 
 enum { GG_SOURCES = 10, GG_NAME = 64, GG_Q8_0_ELEMENTS = 32, GG_FLAG_COMPUTE = 16 };
 enum { GG_ROOM = 1 << 17 }; /* bytes of a context: more than a graph of some nodes takes */
-/* Of enum ggml_status, and of enum ggml_backend_dev_type. */
+/* Values of enum ggml_status, and of enum ggml_backend_dev_type. */
 enum { GG_FAILED = -1, GG_SUCCESS = 0 };
 enum { GG_DEVICE_CPU, GG_DEVICE_GPU, GG_DEVICE_IGPU, GG_DEVICE_ACCEL };
 /* Numbers of types, which gg_open compares with the names that the process has for them. */

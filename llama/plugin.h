@@ -3,8 +3,8 @@
 #define KVL_PLUGIN_H
 
 /*
- * What the parts of the plug-in share. There is one kvl_plugin per process, because functions of
- * ggml's buffers get nothing but the buffer. Everything here is under its lock.
+ * State that the parts of the plug-in share. There is one kvl_plugin per process, because functions
+ * of ggml's buffers get nothing but the buffer. Everything here is under its lock.
  */
 
 #include <kvferry/blocks.h>
