@@ -292,6 +292,20 @@ Place place_of(const void *pointer, size_t bytes)
     return bytes <= at->second.bytes - (p - at->first) ? at->second.place : Place::Outside;
 }
 
+static bool populate(const void *pointer, size_t bytes, bool writes)
+{
+    enum { POPULATE_READ = 22, POPULATE_WRITE = 23 }; /* of madvise, which change no content */
+    const uintptr_t first = (uintptr_t)pointer / PAGE_BYTES * PAGE_BYTES;
+    return madvise((void *)first, (uintptr_t)pointer + bytes - first,
+                   writes ? POPULATE_WRITE : POPULATE_READ) == 0;
+}
+
+bool is_there(const void *pointer, size_t bytes, bool writes)
+{
+    static char own[1];
+    return populate(pointer, bytes, writes) || !populate(own, sizeof own, writes);
+}
+
 /* Everything that is still allocated or registered; for cudaDeviceReset. */
 static void memory_reset()
 {

@@ -183,6 +183,9 @@ enum class Place { Pageable, Pinned, Device, Outside };
 /* Where [pointer, pointer + bytes) lies; Outside if it leaves the allocation or registration that
  * it touches. */
 Place place_of(const void *pointer, size_t bytes);
+/* Whether all pages under these bytes, which are pageable, can be read, or written, by a system
+ * call: CUDA copies them by such, to which a page that is taken away is an error, and no fault. */
+bool is_there(const void *pointer, size_t bytes, bool writes);
 /* While one lives, device memory can be read and written; memory_hide() takes it away from
  * everybody once no work is queued, so that a host which touches it fails as on a GPU. */
 struct Visible {

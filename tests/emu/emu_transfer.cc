@@ -34,6 +34,9 @@ static cudaError_t check_copy(const void *to, const void *from, size_t bytes, cu
     if ((to_device && target == Place::Pageable) || (from_device && source == Place::Pageable) ||
         (to_host && target == Place::Device) || (from_host && source == Place::Device))
         return cudaErrorInvalidValue;
+    if ((target == Place::Pageable && !is_there(to, bytes, true)) ||
+        (source == Place::Pageable && !is_there(from, bytes, false)))
+        return cudaErrorInvalidValue;
     *is_pageable = target == Place::Pageable || source == Place::Pageable;
     return cudaSuccess;
 }

@@ -7,6 +7,9 @@
  * what it has, is shown by the sweeps of test_cuda_errors.c.
  */
 
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include "runtime_rig.h"
 
 /* ---- memory ---- */
@@ -105,6 +108,31 @@ static void test_registration(void **state)
     OK(cudaHostUnregister(host + 4096));
     FAILS(cudaErrorHostMemoryNotRegistered, cudaHostUnregister(host + 4096));
     free(host);
+}
+
+/* A handler of faults that gives a page back is not asked by a driver. */
+static void test_pages_that_are_away(void **state)
+{
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    char *memory = rig_memory(2 * page);
+    char *host = mmap(NULL, 3 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    assert_true(host != MAP_FAILED);
+    memset(host, 5, 3 * page);
+    for (int i = 0; i < 3; i++) {
+        const int protections[] = {PROT_NONE, PROT_READ, PROT_READ | PROT_WRITE};
+        const cudaError_t no = cudaErrorInvalidValue;
+        assert_int_equal(mprotect(host + page, page, protections[i]), 0);
+        assert_int_equal(cudaMemcpy(memory, host + page - 4, 8, cudaMemcpyHostToDevice),
+                         i ? cudaSuccess : no);
+        assert_int_equal(
+            cudaMemcpyAsync(memory, host + 2 * page - 4, 8, cudaMemcpyHostToDevice, rig_stream()),
+            i ? cudaSuccess : no);
+        assert_int_equal(cudaMemcpy(host + page - 4, memory, 8, cudaMemcpyDeviceToHost),
+                         i > 1 ? cudaSuccess : no);
+        OK(cudaMemcpy(memory, host, page, cudaMemcpyHostToDevice));
+        OK(cudaMemcpy(host + 2 * page, memory, page, cudaMemcpyDeviceToHost));
+    }
+    munmap(host, 3 * page);
 }
 
 /* ---- devices and errors ---- */
@@ -240,6 +268,6 @@ static void test_fault_by_name(void **state)
 int main(void)
 {
     return unit_run_each(rig_begin, rig_end, test_bounds, test_limits, test_registration,
-                         test_devices, test_handles, test_lost_device, test_counts,
-                         test_fault_by_name);
+                         test_pages_that_are_away, test_devices, test_handles, test_lost_device,
+                         test_counts, test_fault_by_name);
 }
