@@ -15,6 +15,9 @@
 typedef struct operation {
     gg_tensor *node;
     kvl_copies *copies;
+    kvl_rows *rows_waiting;
+    const int64_t *new_cells; /* [new_count] of rows_waiting */
+    uint32_t new_count, new_put;
     const gg_tensor *q, *mask;
     const char *mask_data; /* on the host */
     const float *queries;  /* of q, side by side, where the library reads them */
@@ -208,39 +211,91 @@ static kvl_reason find_queries(const kvl_plugin *p, operation *o)
 
 /* ---- putting ---- */
 
-static kvl_reason put(kvl_plugin *p, const operation *o, uint32_t count)
+enum { NONE = -1 };
+
+/* The row that waits for a cell, looked for from one on. */
+static int64_t row_of(const operation *o, size_t cell, int64_t from)
 {
-    kvl_cache *c = o->cache;
+    for (int64_t i = 0; i < o->new_count; i++) {
+        const int64_t row = (from + i) % o->new_count;
+        if ((size_t)o->new_cells[row] == cell)
+            return row;
+    }
+    return NONE;
+}
+
+/* Tokens of the list from one on that are rows after each other, or in no row. @param row  of the
+ * first, or none */
+static uint32_t alike(const operation *o, uint32_t first, uint32_t end, int64_t row)
+{
+    const size_t *cells = o->cache->put_cells;
+    for (uint32_t n = 1; first + n < end; n++) {
+        const int64_t next = row == NONE ? 0 : row + n;
+        if (row_of(o, cells[first + n], next) != (row == NONE ? NONE : next))
+            return n;
+    }
+    return end - first;
+}
+
+/* Tokens of the list from llama.cpp's tensors. @return 0 = a number is beyond F16 */
+static int read_cells(const operation *o, uint32_t first, uint32_t count, kvf_blocks_put_args *args)
+{
+    const kvl_cache *c = o->cache;
     const kvl_shape *s = &c->shape;
     const gg_tensor *keys = o->layer->k, *values = o->layer->v;
     const size_t k = (size_t)s->kv_heads * s->head_dim, v = (size_t)s->kv_heads * s->value_dim;
     const size_t element = s->is_wide ? sizeof(float) : sizeof(uint16_t);
+    char *to_k = c->put_k + first * k * element, *to_v = c->put_v + first * v * element;
     int fits = 1;
     for (uint32_t i = 0; i < count; i++) {
-        const char *key = (const char *)keys->data + c->put_cells[i] * keys->nb[1];
-        const char *value = (const char *)values->data + c->put_cells[i] * values->nb[1];
-        fits &= kvl_row_read(keys->type, key, c->put_k + i * k * element, s->is_wide, k);
-        fits &= kvl_row_read(values->type, value, c->put_v + i * v * element, s->is_wide, v);
+        const size_t cell = c->put_cells[first + i];
+        const char *key = (const char *)keys->data + cell * keys->nb[1];
+        const char *value = (const char *)values->data + cell * values->nb[1];
+        fits &= kvl_row_read(keys->type, key, to_k + i * k * element, s->is_wide, k);
+        fits &= kvl_row_read(values->type, value, to_v + i * v * element, s->is_wide, v);
     }
-    if (!fits) { /* the library would have other numbers than llama.cpp */
-        kvl_cache_reset(p, c);
-        return c->refused = KVL_RANGE;
+    args->k = kvl_shared(c, to_k);
+    args->v = kvl_shared(c, to_v);
+    return fits;
+}
+
+/* Tokens that are rows of the card. */
+static void point_to_rows(const operation *o, size_t row, kvf_blocks_put_args *args)
+{
+    const gg_tensor *keys = o->rows_waiting->nodes[0]->src[0];
+    const gg_tensor *values = o->rows_waiting->nodes[1]->src[0];
+    args->k = (const char *)keys->data + row * keys->nb[1];
+    args->v = (const char *)values->data + row * values->nb[1];
+    args->k_stride = keys->nb[1] / sizeof(float);
+    args->v_stride = values->nb[1] / sizeof(float);
+}
+
+/* Enqueued: who uses the arrays again waits. */
+static kvl_reason put(kvl_plugin *p, operation *o, uint32_t count)
+{
+    kvl_cache *c = o->cache;
+    for (uint32_t first = 0, n; first < count; first += n) {
+        const int64_t row = row_of(o, c->put_cells[first], 0);
+        n = alike(o, first, count, row);
+        kvf_blocks_put_args args = {
+            .layer = o->layer->index, .tokens = n, .slots = kvl_shared(c, c->put_slots + first)};
+        if (row != NONE) {
+            point_to_rows(o, (size_t)row, &args);
+            o->new_put += n;
+        } else if (!read_cells(o, first, n, &args)) {
+            kvl_cache_reset(p, c); /* the library would have other numbers than llama.cpp */
+            return c->refused = KVL_RANGE;
+        }
+        if (kvf_blocks_put(c->blocks, &args, c->stream) != KVF_OK)
+            return KVL_BROKEN;
     }
-    const kvf_blocks_put_args args = {.layer = o->layer->index,
-                                      .tokens = count,
-                                      .k = kvl_shared(c, c->put_k),
-                                      .v = kvl_shared(c, c->put_v),
-                                      .slots = kvl_shared(c, c->put_slots)};
     p->counts.put += count;
     o->layer->fresh += count;
-    return kvf_blocks_put(c->blocks, &args, c->stream) == KVF_OK &&
-                   kvf_stream_wait(c->stream) == KVF_OK
-               ? KVL_SERVED
-               : KVL_BROKEN;
+    return KVL_SERVED;
 }
 
 /* Put what rows of this operation see and the library lacks. */
-static kvl_reason put_rows(kvl_plugin *p, const operation *o)
+static kvl_reason put_rows(kvl_plugin *p, operation *o)
 {
     kvl_cache *c = o->cache;
     uint32_t n = 0;
@@ -252,16 +307,26 @@ static kvl_reason put_rows(kvl_plugin *p, const operation *o)
             const kvl_reason reason = put(p, o, n);
             if (reason != KVL_SERVED)
                 return reason;
+            if (kvf_stream_wait(c->stream) != KVF_OK)
+                return KVL_BROKEN;
             n = 0;
         }
     }
     return n ? put(p, o, n) : KVL_SERVED;
 }
 
+/* Is every row that waits put, from where it is? */
+static int are_put(const operation *o)
+{
+    return o->new_put >= o->new_count && kvl_cells_are_put(o->layer, o->new_cells, o->new_count);
+}
+
 /* ---- outcomes ---- */
 
 static kvl_outcome leave(kvl_plugin *p, const operation *o, kvl_reason reason)
 {
+    if (o->new_count) /* llama.cpp reads them */
+        return KVL_UNWRITTEN;
     if (o->is_prompt)
         p->counts.prompt += o->rows;
     else
@@ -301,12 +366,15 @@ static kvl_reason call(const operation *o)
             .layer = o->layer->index, .rows = &rows, .q = o->queries, .out = o->out};
         status = kvf_blocks_decode(c->blocks, &args, c->stream);
     }
+    if (status == KVF_OK && o->new_count) /* which waits, too */
+        return kvl_cells_give(o->layer, o->new_cells, o->new_count) ? KVL_SERVED : KVL_BROKEN;
     return status == KVF_OK && kvf_stream_wait(c->stream) == KVF_OK ? KVL_SERVED : KVL_BROKEN;
 }
 
 static kvl_outcome done(kvl_plugin *p, const operation *o)
 {
     kvl_cache *c = o->cache;
+    *o->rows_waiting = (kvl_rows){0};
     if (kvl_is_on_card(p, o->node) && !c->shape.is_off_card)
         kvl_write(p, o->node, o->out);
     kvl_put_away_some(p, o->layer);
@@ -332,17 +400,20 @@ static int takes_prompts(const kvl_plugin *p, const kvl_cache *c)
            (p->settings.prompts == KVL_PROMPTS_AUTO && c->shape.is_off_card);
 }
 
-kvl_outcome kvl_attend(kvl_plugin *p, kvl_copies *copies, gg_tensor *node)
+kvl_outcome kvl_attend(kvl_plugin *p, kvl_copies *copies, kvl_rows *rows, gg_tensor *node)
 {
     const gg_tensor *q = node->src[0];
     operation o = {.node = node,
                    .copies = copies,
+                   .rows_waiting = rows,
                    .q = q,
                    .mask = node->src[3],
                    .layer = kvl_find_layer(p, node->src[1]),
                    .tokens = (uint32_t)q->ne[1],
                    .streams = (uint32_t)q->ne[3],
                    .rows = (uint32_t)(q->ne[1] * q->ne[3])};
+    if (!kvl_rows_cells(p, copies, rows, o.layer, &o.new_cells, &o.new_count))
+        return KVL_UNWRITTEN;
     if (!o.layer)
         return KVL_LEFT;
     o.layer->unattended = 0;
@@ -364,6 +435,8 @@ kvl_outcome kvl_attend(kvl_plugin *p, kvl_copies *copies, gg_tensor *node)
         reason = find_queries(p, &o);
     if (reason == KVL_SERVED)
         reason = put_rows(p, &o);
+    if (reason == KVL_SERVED && !are_put(&o))
+        return kvf_stream_wait(o.cache->stream) == KVF_OK ? KVL_UNWRITTEN : fail(p, &o);
     if (reason == KVL_SERVED)
         reason = call(&o);
     if (reason == KVL_BROKEN || (o.cache && o.cache->is_lost))

@@ -23,6 +23,7 @@ typedef struct instance {
     gg_context *context; /* of the graph */
     gg_graph *graph;     /* of one node at a time */
     kvl_copies copies;   /* of tensors of the node */
+    kvl_rows rows;       /* that wait for the attention to them */
     int threads;         /* as llama.cpp said */
 } instance;
 
@@ -43,6 +44,17 @@ static int by_llama(kvl_plugin *p, instance *i, gg_tensor *node)
 
 /* ---- operations ---- */
 
+/* Rows that wait are written by llama.cpp. */
+static int write_rows(kvl_plugin *p, instance *i)
+{
+    int status = GG_SUCCESS;
+    for (int n = 0; n < 2 && status == GG_SUCCESS; n++)
+        if (i->rows.nodes[n])
+            status = by_llama(p, i, i->rows.nodes[n]);
+    i->rows = (kvl_rows){0};
+    return status;
+}
+
 /* Rows were written: cells of a layer, and tokens that came. */
 static void wrote_rows(kvl_plugin *p, instance *i, kvl_layer *l, const gg_tensor *node, int is_key)
 {
@@ -51,9 +63,7 @@ static void wrote_rows(kvl_plugin *p, instance *i, kvl_layer *l, const gg_tensor
     if (!c || !c->chains)
         return;
     const int64_t *cells = kvl_on_host(p, &i->copies, rows);
-    /* Rows of cells are numbered over all streams. Anything else is a write to the whole layer. */
-    if (!cells || rows->type != GG_I64 || rows->nb[0] != sizeof(int64_t) || rows->ne[1] != 1 ||
-        rows->ne[2] != 1 || node->nb[1] != (is_key ? l->k : l->v)->nb[1]) {
+    if (!cells || !kvl_lists_cells(l, node)) { /* anything else is a write to the whole layer */
         kvl_layer_wrote(l, 0, SIZE_MAX);
         return;
     }
@@ -81,10 +91,13 @@ static int write_cells(kvl_plugin *p, instance *i, gg_tensor *node)
     pthread_mutex_lock(&p->lock);
     kvl_layer *l = kvl_find_layer(p, node);
     const int is_lost = l && l->cache && l->cache->is_lost;
+    const int waits = l && !is_lost && kvl_rows_wait(p, &i->rows, l, node);
     pthread_mutex_unlock(&p->lock);
     if (is_lost)
         return GG_FAILED;
-    const int status = by_llama(p, i, node);
+    int status = waits ? GG_SUCCESS : write_rows(p, i);
+    if (!waits && status == GG_SUCCESS)
+        status = by_llama(p, i, node);
     const int is_key = l && kvl_cache_tensor(node, 'k') == l->k,
               is_rows = node->op == p->gg.op.set_rows;
     pthread_mutex_lock(&p->lock);
@@ -138,12 +151,20 @@ static void verify(kvl_plugin *p, instance *i, gg_tensor *node)
     free(own);
 }
 
-static int attend(kvl_plugin *p, instance *i, gg_tensor *node)
+static kvl_outcome try(kvl_plugin *p, instance *i, gg_tensor *node)
 {
     pthread_mutex_lock(&p->lock);
     p->threads = i->threads;
-    const kvl_outcome outcome = kvl_attend(p, &i->copies, node);
+    const kvl_outcome outcome = kvl_attend(p, &i->copies, &i->rows, node);
     pthread_mutex_unlock(&p->lock);
+    return outcome;
+}
+
+static int attend(kvl_plugin *p, instance *i, gg_tensor *node)
+{
+    kvl_outcome outcome = try(p, i, node);
+    if (outcome == KVL_UNWRITTEN)
+        outcome = write_rows(p, i) == GG_SUCCESS ? try(p, i, node) : KVL_FAILED;
     int status = outcome == KVL_FAILED ? GG_FAILED : GG_SUCCESS;
     if (outcome == KVL_VERIFY)
         verify(p, i, node);
@@ -168,6 +189,10 @@ static int graph_compute(gg_backend *backend, gg_graph *graph)
         status = node->op == p->gg.op.flash_attn ? attend(p, i, node) : write_cells(p, i, node);
         kvl_copies_free(&i->copies);
     }
+    if (status == GG_SUCCESS)
+        status = write_rows(p, i);
+    i->rows = (kvl_rows){0}; /* of a pass that failed */
+    kvl_copies_free(&i->copies);
     if (p->settings.log_seconds > 0) {
         pthread_mutex_lock(&p->lock);
         if (kvf_now_seconds() - p->told_at >= p->settings.log_seconds)

@@ -53,6 +53,25 @@ void kvl_layer_wrote(kvl_layer *l, size_t first, size_t end)
         kvl_chains_wrote(l->cache->chains, l->index, first, end);
 }
 
+void kvl_memory_used(const kvl_plugin *p, const void *memory, size_t bytes, int is_written)
+{
+    const uintptr_t from = (uintptr_t)memory, to = from + bytes;
+    for (const kvl_buffer *b = p->buffers; b; b = b->next)
+        for (kvl_layer *l = b->layers; l; l = l->next)
+            for (int i = 0; i < 2 && l->v; i++) {
+                const gg_tensor *t = i ? l->v : l->k;
+                const uintptr_t data = (uintptr_t)t->data;
+                if (from >= data + t->nb[2] * (size_t)t->ne[2] || to <= data)
+                    continue;
+                const size_t first = from > data ? (from - data) / t->nb[1] : 0;
+                const size_t end = (to - 1 - data) / t->nb[1] + 1;
+                if (is_written)
+                    kvl_layer_wrote(l, first, end);
+                else
+                    kvl_bring_back(l, first, end);
+            }
+}
+
 /* The functions of a buffer before ours; bytes of a tensor are to be written, or of NULL all. */
 static gg_buffer_i writing(gg_buffer *buffer, const gg_tensor *tensor, size_t offset, size_t bytes)
 {
@@ -171,7 +190,7 @@ kvl_buffer *kvl_buffer_of(kvl_plugin *p, gg_buffer *buffer)
 
 /* ---- learning ---- */
 
-kvl_layer *kvl_find_layer(kvl_plugin *p, const gg_tensor *of)
+kvl_layer *kvl_find_layer(const kvl_plugin *p, const gg_tensor *of)
 {
     of = under_views(of);
     const kvl_buffer *b = find_buffer(p, of->buffer);
@@ -179,6 +198,13 @@ kvl_layer *kvl_find_layer(kvl_plugin *p, const gg_tensor *of)
     while (l && l->k != of && l->v != of)
         l = l->next;
     return l;
+}
+
+int kvl_lists_cells(const kvl_layer *l, const gg_tensor *node)
+{
+    const gg_tensor *cells = node->src[1], *of = under_views(node);
+    return cells->type == GG_I64 && cells->nb[0] == sizeof(int64_t) && cells->ne[1] == 1 &&
+           cells->ne[2] == 1 && (of == l->k || of == l->v) && node->nb[1] == of->nb[1];
 }
 
 kvl_layer *kvl_layer_of(kvl_plugin *p, const gg_tensor *keys)
@@ -235,14 +261,15 @@ kvl_reason kvl_learn(kvl_plugin *p, kvl_layer *l, const gg_tensor *node)
         v->ne[3] != k->ne[3] || q->ne[3] != k->ne[3] || q->ne[0] != k->ne[0] ||
         k->view_offs / keys->nb[2] != v->view_offs / values->nb[2])
         return KVL_LAYOUT;
-    const kvl_shape shape = {.query_heads = (uint32_t)q->ne[2],
-                             .kv_heads = (uint32_t)k->ne[2],
-                             .head_dim = (uint32_t)k->ne[0],
-                             .value_dim = (uint32_t)v->ne[0],
-                             .cells = (uint32_t)keys->ne[1],
-                             .streams = (uint32_t)keys->ne[2],
-                             .is_wide = keys->type != GG_F16 || values->type != GG_F16,
-                             .is_off_card = (uint32_t)find_buffer(p, keys->buffer)->is_off_card};
+    kvl_shape shape = {.query_heads = (uint32_t)q->ne[2],
+                       .kv_heads = (uint32_t)k->ne[2],
+                       .head_dim = (uint32_t)k->ne[0],
+                       .value_dim = (uint32_t)v->ne[0],
+                       .cells = (uint32_t)keys->ne[1],
+                       .streams = (uint32_t)keys->ne[2],
+                       .is_off_card = (uint32_t)find_buffer(p, keys->buffer)->is_off_card,
+                       .is_wide = keys->type != GG_F16 || values->type != GG_F16};
+    shape.is_wide |= shape.is_off_card; /* as rows on the card are */
     if (l->cache) {
         const int is_same = l->v == values && !memcmp(&l->cache->shape, &shape, sizeof shape);
         return is_same ? KVL_SERVED : KVL_GEOMETRY;

@@ -110,6 +110,46 @@ static size_t alloc_size(gg_buffer_type *type, const gg_tensor *t)
     return bytes;
 }
 
+/* ---- what CUDA reads and writes of the host's ---- */
+
+/* Addresses of llama.cpp's cache go to CUDA where ggml copies it: there is no fault, but an error,
+ * where a page is away. Who has the lock copies memory of the plug-in's own. */
+static void set_tensor(gg_buffer *buffer, gg_tensor *tensor, const void *from, size_t at,
+                       size_t bytes)
+{
+    kvl_plugin *p = kvl_the_plugin();
+    const int is_theirs = pthread_mutex_lock(&p->lock) == 0;
+    kvl_memory_used(p, from, bytes, 0);
+    p->card.set_tensor(buffer, tensor, from, at, bytes);
+    if (is_theirs)
+        pthread_mutex_unlock(&p->lock);
+}
+
+static void get_tensor(gg_buffer *buffer, const gg_tensor *tensor, void *to, size_t at,
+                       size_t bytes)
+{
+    kvl_plugin *p = kvl_the_plugin();
+    const int is_theirs = pthread_mutex_lock(&p->lock) == 0;
+    kvl_memory_used(p, to, bytes, 1);
+    p->card.get_tensor(buffer, tensor, to, at, bytes);
+    if (is_theirs)
+        pthread_mutex_unlock(&p->lock);
+}
+
+/* A buffer on the card. */
+static gg_buffer *watched(kvl_plugin *p, gg_buffer *buffer)
+{
+    if (!buffer)
+        return NULL;
+    pthread_mutex_lock(&p->lock);
+    p->card.set_tensor = buffer->iface.set_tensor;
+    p->card.get_tensor = buffer->iface.get_tensor;
+    buffer->iface.set_tensor = set_tensor;
+    buffer->iface.get_tensor = get_tensor;
+    pthread_mutex_unlock(&p->lock);
+    return buffer;
+}
+
 /* Keys without values are one tensor of both, which no layer of ours has. */
 static gg_buffer *alloc_buffer(gg_buffer_type *type, size_t bytes)
 {
@@ -128,7 +168,7 @@ static gg_buffer *alloc_buffer(gg_buffer_type *type, size_t bytes)
         return buffer;
     if (buffer)
         p->gg.backend_buffer_free(buffer);
-    return c->alloc_buffer(type, bytes);
+    return watched(p, c->alloc_buffer(type, bytes));
 }
 
 /* ---- looking for the card ---- */
@@ -249,6 +289,44 @@ void kvl_write(const kvl_plugin *p, gg_tensor *t, const void *from)
         p->gg.backend_tensor_set(t, from, 0, p->gg.nbytes(t));
     else
         memcpy(t->data, from, p->gg.nbytes(t));
+}
+
+/* ---- rows of the card ---- */
+
+bool kvl_rows_wait(const kvl_plugin *p, kvl_rows *rows, const kvl_layer *l, gg_tensor *node)
+{
+    const gg_tensor *from = node->src[0], *cells = node->src[1];
+    const kvl_cache *c = l->cache;
+    if (node->op != p->gg.op.set_rows || !c || !c->chains || !c->shape.is_off_card ||
+        p->settings.cache.pages != KVF_PAGES_NATIVE || l->k->type != GG_F16 ||
+        l->v->type != GG_F16) /* the library would have other numbers than llama.cpp */
+        return false;
+    const int is_value = kvl_cache_tensor(node, 'k') != l->k;
+    const gg_tensor *other = rows->nodes[!is_value];
+    if (rows->nodes[is_value] || (other && kvl_find_layer(p, other) != l) ||
+        !kvl_is_on_card(p, from) || from->type != GG_F32 || from->nb[0] != sizeof(float) ||
+        from->nb[1] % sizeof(float) || from->ne[2] != 1 || from->ne[3] != 1 ||
+        from->ne[0] != node->ne[0] || !kvl_lists_cells(l, node) || cells->ne[0] != from->ne[1])
+        return false;
+    rows->nodes[is_value] = node;
+    return true;
+}
+
+int kvl_rows_cells(kvl_plugin *p, kvl_copies *copies, const kvl_rows *rows, const kvl_layer *l,
+                   const int64_t **cells, uint32_t *count)
+{
+    const gg_tensor *keys = rows->nodes[0], *values = rows->nodes[1];
+    *count = 0;
+    if (!keys && !values)
+        return 1;
+    if (!keys || !values || kvl_find_layer(p, keys) != l ||
+        keys->src[1]->ne[0] != values->src[1]->ne[0])
+        return 0;
+    const int64_t *of_keys = kvl_on_host(p, copies, keys->src[1]);
+    const int64_t *of_values = kvl_on_host(p, copies, values->src[1]);
+    *cells = of_keys;
+    *count = (uint32_t)keys->src[1]->ne[0];
+    return of_keys && of_values && !memcmp(of_keys, of_values, *count * sizeof *of_keys);
 }
 
 static int lend(const kvl_plugin *p, kvl_copies *copies, gg_tensor *t, kvl_lent *lent)

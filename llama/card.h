@@ -12,6 +12,7 @@
 #include "ggml_abi.h"
 
 typedef struct kvl_plugin kvl_plugin;
+typedef struct kvl_layer kvl_layer;
 
 /** The one GPU of llama.cpp, as far as caches are taken off it. */
 typedef struct kvl_card {
@@ -21,6 +22,11 @@ typedef struct kvl_card {
     /* functions of the buffer type before ours */
     gg_buffer *(*alloc_buffer)(gg_buffer_type *type, size_t bytes);
     size_t (*alloc_size)(gg_buffer_type *type, const gg_tensor *tensor);
+    /* of its buffers */
+    void (*set_tensor)(gg_buffer *buffer, gg_tensor *tensor, const void *from, size_t at,
+                       size_t bytes);
+    void (*get_tensor)(gg_buffer *buffer, const gg_tensor *tensor, void *to, size_t at,
+                       size_t bytes);
     /* cells whose sizes were asked for, one after the other, and nothing else since */
     char first[GG_NAME];
     size_t bytes;
@@ -51,6 +57,21 @@ void kvl_copies_free(kvl_copies *copies);
 
 /** The whole of a tensor from memory of the host, wherever it lies. */
 void kvl_write(const kvl_plugin *p, gg_tensor *t, const void *from);
+
+/** SET_ROWS of rows on the card to keys and to values of a layer, of which nothing was done yet.
+ * The attention to their cells puts the rows, and the cells get what the library has of them. All
+ * zero: none wait. */
+typedef struct kvl_rows {
+    gg_tensor *nodes[2]; /* of keys, of values */
+} kvl_rows;
+
+/** Whether a SET_ROWS on a layer waits from now on. */
+bool kvl_rows_wait(const kvl_plugin *p, kvl_rows *rows, const kvl_layer *layer, gg_tensor *node);
+
+/** Cells that rows of both wait for, which are a layer's. @return 0 = they must be written before
+ * its attention; else their number in @p count, which is 0 if none wait */
+int kvl_rows_cells(kvl_plugin *p, kvl_copies *copies, const kvl_rows *rows, const kvl_layer *layer,
+                   const int64_t **cells, uint32_t *count);
 
 /** Tensors of a node whose data are copies. */
 typedef struct kvl_lent {

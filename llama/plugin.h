@@ -80,7 +80,7 @@ typedef struct kvl_pages {
 } kvl_pages;
 
 /** Keys and values of a layer, as llama.cpp has them. */
-typedef struct kvl_layer {
+struct kvl_layer {
     struct kvl_layer *next;
     struct kvl_layer *sibling; /* in the cache */
     const gg_tensor *k, *v;    /* v: NULL until attention to them was seen */
@@ -92,7 +92,7 @@ typedef struct kvl_layer {
     int stays;                 /* llama.cpp's memory of it is never put away */
     kvl_pages pages[2];        /* of k, of v */
     size_t fresh, back;        /* tokens put, and pages brought back, since pages were put away */
-} kvl_layer;
+};
 
 /** A row of the latest step: the set of cells that it sees. */
 typedef struct kvl_row {
@@ -103,7 +103,7 @@ typedef struct kvl_row {
 typedef struct kvl_shape {
     uint32_t query_heads, kv_heads, head_dim, value_dim;
     uint32_t cells, streams; /* cells of a stream */
-    uint32_t is_wide;        /* cells of another type than F16: the library gets them in F32 */
+    uint32_t is_wide;        /* the library gets tokens in F32 */
     uint32_t is_off_card;    /* its steps run on llama.cpp's card */
 } kvl_shape;
 
@@ -221,7 +221,9 @@ kvl_buffer *kvl_buffer_of(kvl_plugin *p, gg_buffer *buffer);
 /** The layer of keys, known from now on, as its buffer is. NULL without memory. */
 kvl_layer *kvl_layer_of(kvl_plugin *p, const gg_tensor *keys);
 /** The layer of keys or values; NULL = it is not known. */
-kvl_layer *kvl_find_layer(kvl_plugin *p, const gg_tensor *of);
+kvl_layer *kvl_find_layer(const kvl_plugin *p, const gg_tensor *of);
+/** Whether a SET_ROWS on a layer lists cells, which are numbered over all streams. */
+int kvl_lists_cells(const kvl_layer *layer, const gg_tensor *node);
 /** A FLASH_ATTN_EXT on a layer: its cache becomes known. @return KVL_SERVED, or why it is left */
 kvl_reason kvl_learn(kvl_plugin *p, kvl_layer *layer, const gg_tensor *node);
 /** Open the layer's cache, once. @return KVL_SERVED, or why it is left */
@@ -235,6 +237,8 @@ static inline void *kvl_shared(const kvl_cache *cache, void *at)
 void kvl_cache_reset(kvl_plugin *p, kvl_cache *cache);
 /** Cells of a layer, numbered over all streams, were written. */
 void kvl_layer_wrote(kvl_layer *layer, size_t first, size_t end);
+/** Memory of the host is about to be read or written by others than its CPU: cells in it. */
+void kvl_memory_used(const kvl_plugin *p, const void *memory, size_t bytes, int is_written);
 /** Bring p->counts up to now. */
 void kvl_count_all(kvl_plugin *p);
 
@@ -245,9 +249,15 @@ gg_registry *kvl_registry(const gg_api *gg);
 
 /* attention.c */
 
-typedef enum kvl_outcome { KVL_DONE, KVL_VERIFY, KVL_LEFT, KVL_FAILED } kvl_outcome;
-/** FLASH_ATTN_EXT on a cache: done, done and to be verified, left to llama.cpp, or failed. */
-kvl_outcome kvl_attend(kvl_plugin *p, kvl_copies *copies, gg_tensor *node);
+typedef enum kvl_outcome {
+    KVL_DONE,
+    KVL_VERIFY, /* done, and to be verified */
+    KVL_LEFT,
+    KVL_UNWRITTEN, /* nothing is done: rows that wait have to be written first */
+    KVL_FAILED
+} kvl_outcome;
+/** FLASH_ATTN_EXT on a cache. @param rows  that wait, for this or another layer; none once done */
+kvl_outcome kvl_attend(kvl_plugin *p, kvl_copies *copies, kvl_rows *rows, gg_tensor *node);
 
 /* put_away.c: pages of llama.cpp's cache that the library's pages stand for. */
 
@@ -262,6 +272,11 @@ void kvl_put_away_again(kvl_plugin *p, const gg_tensor *of);
 void kvl_bring_back(kvl_layer *layer, size_t first, size_t end);
 /** Bring a cell back in a layer of a cache, or in all of them: of kvl_chains_config. */
 void kvl_bring_cell(void *cache, uint32_t layer, size_t cell);
+/** Whether cells of a layer are all put. */
+int kvl_cells_are_put(const kvl_layer *layer, const int64_t *cells, uint32_t count);
+/** llama.cpp's cells get what the library has of them, once its stream is done; all are put, and
+ * there. @return 0 = it failed */
+int kvl_cells_give(const kvl_layer *layer, const int64_t *cells, uint32_t count);
 /** All memory is there, whatever is in it. */
 void kvl_pages_forget(kvl_layer *layer);
 

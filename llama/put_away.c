@@ -144,6 +144,42 @@ void kvl_bring_cell(void *cache, uint32_t layer, size_t cell)
             kvl_bring_back(l, cell, cell + 1);
 }
 
+/* Where the library has cells from one on that follow each other, as many as fit into a call. */
+static uint32_t find_run(const kvl_layer *l, const int64_t *cells, uint32_t count)
+{
+    uint32_t n = 1;
+    while (n < count && n < KVL_PUT && cells[n] == cells[0] + n)
+        n++;
+    kvl_chains_homes(l->cache->chains, l->index, (size_t)cells[0], n, l->cache->homes);
+    return n;
+}
+
+int kvl_cells_are_put(const kvl_layer *l, const int64_t *cells, uint32_t count)
+{
+    int64_t lacks = 0; /* below 0: one is nowhere */
+    for (uint32_t at = 0, n; at < count; at += n) {
+        n = find_run(l, cells + at, count - at);
+        for (uint32_t i = 0; i < n; i++)
+            lacks |= l->cache->homes[i];
+    }
+    return lacks >= 0;
+}
+
+int kvl_cells_give(const kvl_layer *l, const int64_t *cells, uint32_t count)
+{
+    kvf_status status = KVF_OK;
+    for (uint32_t at = 0, n; at < count && status == KVF_OK; at += n) {
+        n = find_run(l, cells + at, count - at);
+        const kvf_blocks_get_args args = {.layer = l->index,
+                                          .tokens = n,
+                                          .k = (char *)l->k->data + (size_t)cells[at] * l->k->nb[1],
+                                          .v = (char *)l->v->data + (size_t)cells[at] * l->v->nb[1],
+                                          .slots = l->cache->homes};
+        status = kvf_blocks_get(l->cache->blocks, &args, l->cache->stream);
+    }
+    return status == KVF_OK;
+}
+
 void kvl_pages_forget(kvl_layer *l)
 {
     for (kvl_pages *g = l->pages; g < l->pages + 2; g++) {
@@ -227,9 +263,9 @@ void kvl_pages_learn(const kvl_plugin *p, kvl_layer *l)
     learn(&l->pages[0], l->k);
     learn(&l->pages[1], l->v);
     const kvl_tokens_kept kept = p->settings.copies;
-    l->stays |= !can_hide || l->cache->shape.is_wide || l->cache->shape.is_off_card ||
+    l->stays |= !can_hide || l->k->type != GG_F16 || l->v->type != GG_F16 ||
                 kept == KVL_COPIES_TWO || (kept != KVL_COPIES_ONE && is_quantized(p));
-    /* A window has to be more than a page, and what a card might read is there. */
+    /* A window has to be more than a page. */
     l->stays |= g[0].row * KVL_PUT < 2 * page_bytes() || g[1].row * KVL_PUT < 2 * page_bytes();
 }
 

@@ -20,15 +20,6 @@ static FILE *caught;
 static int own_stderr = -1;
 static char said[65536];
 
-void rig_listen(void)
-{
-    fflush(stderr);
-
-    caught = tmpfile();
-    own_stderr = dup(STDERR_FILENO);
-    dup2(fileno(caught), STDERR_FILENO);
-}
-
 const char *rig_said(void)
 {
     if (caught) {
@@ -41,6 +32,26 @@ const char *rig_said(void)
         caught = NULL;
     }
     return said;
+}
+
+/* A test failed, and nobody asked what was said. */
+static void tell(void)
+{
+    if (caught)
+        fputs(rig_said(), stderr);
+}
+
+void rig_listen(void)
+{
+    static int is_first = 1;
+    if (is_first)
+        atexit(tell);
+    is_first = 0;
+    tell();
+    fflush(stderr);
+    caught = tmpfile();
+    own_stderr = dup(STDERR_FILENO);
+    dup2(fileno(caught), STDERR_FILENO);
 }
 
 gg_registry *rig_load(const char *setting)
@@ -118,7 +129,7 @@ rig *rig_open(const rig_options *options)
     rig *r = calloc(1, sizeof *r);
     r->o = *options;
     r->random = 7;
-    r->has_card = rig_has_card();
+    r->has_card = rig_has_card() && !options->is_plain; /* whose CPU reads all */
     if (!kvl_the_plugin()->is_loaded) {
         if (r->has_card)
             standin_cards_reset(), standin_card.count = 1;
@@ -149,16 +160,44 @@ void rig_close(rig *r)
     free(r);
 }
 
-/* The scheduler: a node goes to the plug-in if it takes it, else to the CPU. */
-static int run(rig *r, gg_context *context, gg_tensor *node)
+static int run_part(rig *r, gg_context *context, gg_tensor *const *nodes, int count, bool ours)
 {
     gg_graph *graph = ggml_new_graph_custom(context, 8, false);
-    ggml_build_forward_expand(graph, node);
-    __atomic_store_n(&rig_is_inside, 1, __ATOMIC_RELAXED);
-    const bool ours = !r->o.is_plain && r->device->iface.supports_op(r->device, node);
     gg_backend *by = ours ? r->backend : r->cpu;
+    for (int i = 0; i < count; i++)
+        ggml_build_forward_expand(graph, nodes[i]);
+    uint64_t before[2], after[2];
+    standin_count_calls(before);
+    __atomic_store_n(&rig_is_inside, 1, __ATOMIC_RELAXED);
     const int status = by->iface.graph_compute(by, graph);
     __atomic_store_n(&rig_is_inside, 0, __ATOMIC_RELAXED);
+    standin_count_calls(after);
+    r->copies = after[0] - before[0];
+    r->waits = after[1] - before[1];
+    return status;
+}
+
+static bool takes(const rig *r, const gg_tensor *node)
+{
+    __atomic_store_n(&rig_is_inside, 1, __ATOMIC_RELAXED);
+    const bool takes = r->device->iface.supports_op(r->device, node);
+    __atomic_store_n(&rig_is_inside, 0, __ATOMIC_RELAXED);
+    return takes;
+}
+
+/* The scheduler: a node goes to the plug-in if it takes it, else to the CPU; those after each other
+ * are one graph. */
+static int run(rig *r, gg_context *context, gg_tensor *const *nodes, int count)
+{
+    int status = GG_SUCCESS;
+    bool ours[3];
+    for (int i = 0; i < count; i++)
+        ours[i] = !r->o.is_plain && takes(r, nodes[i]);
+    for (int i = 0, n; i < count && status == GG_SUCCESS; i += n) {
+        for (n = 1; i + n < count && ours[i + n] == ours[i];)
+            n++;
+        status = run_part(r, context, nodes + i, n, ours[i]);
+    }
     return status;
 }
 
@@ -196,33 +235,51 @@ static void off_card(const rig *r, gg_tensor *t, void *data)
     t->data = data;
 }
 
-static int set_rows(rig *r, gg_tensor *cache, const int64_t *cells, int count)
+static gg_tensor *set_rows(rig *r, gg_tensor *cache, int count)
 {
-    gg_context *context = ggml_init((gg_init_params){0});
+    gg_context *context = r->writes_context;
     gg_tensor *node =
         standin_tensor(context, cache->type, cache->ne[0], cache->ne[1] * cache->ne[2], 1, 1);
-    gg_tensor *rows = random_rows(r, context, cache->ne[0], count, 1, 1);
     gg_tensor *numbers = standin_tensor(context, GG_I64, count, 1, 1, 1);
-    int64_t list[RIG_CELLS];
-    memcpy(list, cells, (size_t)count * sizeof *list);
-    numbers->data = list;
+    numbers->data = r->cells;
     node->op = STANDIN_SET_ROWS;
-    node->src[0] = rows;
+    node->src[0] = random_rows(r, context, cache->ne[0], count, 1, 1);
     node->src[1] = numbers;
     node->view_src = cache;
     node->data = cache->data;
-    void *data = to_card(r, rows, 1);
-    const int status = run(r, context, node);
-    off_card(r, rows, data);
-    free(rows->data);
-    ggml_free(context);
-    return status;
+    return node;
+}
+
+void rig_write_with_next(rig *r, int layer, const int64_t *cells, int count)
+{
+    r->writes_context = ggml_init((gg_init_params){0});
+    memcpy(r->cells, cells, (size_t)count * sizeof *cells);
+    r->writes[0] = set_rows(r, r->k[layer], count);
+    r->writes[1] = set_rows(r, r->v[layer], count);
+    r->writes_count = 2;
+}
+
+static void end_writes(rig *r)
+{
+    if (r->writes_count)
+        ggml_free(r->writes_context);
+    r->writes_count = 0;
 }
 
 int rig_write(rig *r, int layer, const int64_t *cells, int count)
 {
-    const int status = set_rows(r, r->k[layer], cells, count);
-    return status ? status : set_rows(r, r->v[layer], cells, count);
+    int status = GG_SUCCESS;
+    rig_write_with_next(r, layer, cells, count);
+    for (int i = 0; i < 2; i++) {
+        gg_tensor *rows = r->writes[i]->src[0];
+        void *data = to_card(r, rows, 1);
+        if (status == GG_SUCCESS)
+            status = run(r, r->writes_context, &r->writes[i], 1);
+        off_card(r, rows, data);
+        free(rows->data);
+    }
+    end_writes(r);
+    return status;
 }
 
 int rig_shift(rig *r, int layer)
@@ -234,7 +291,7 @@ int rig_shift(rig *r, int layer)
     node->op = STANDIN_ROPE;
     node->view_src = cache;
     node->data = cache->data;
-    const int status = run(r, context, node);
+    const int status = run(r, context, &node, 1);
     ggml_free(context);
     return status;
 }
@@ -279,6 +336,37 @@ static void reserve(rig *r)
     ggml_free(context);
 }
 
+/* Writes that there are, and attention, in one graph. */
+static int run_attention(rig *r, gg_context *context, gg_tensor *node)
+{
+    gg_tensor *nodes[3], *q = node->src[0], *rows[2];
+    void *data[2], *queries = to_card(r, q, 1), *out = node->data;
+    int n = 0;
+    for (; n < r->writes_count; n++) {
+        nodes[n] = r->writes[n];
+        rows[n] = nodes[n]->src[0];
+        data[n] = to_card(r, rows[n], 1);
+    }
+    to_card(r, node, 0);
+    void *own = node->data;
+    /* ggml's allocator gives memory of what has been read to what comes. */
+    if (r->has_card && n && ggml_nbytes(node) <= ggml_nbytes(rows[0]))
+        node->data = rows[0]->data;
+    nodes[n] = node;
+    const int status = run(r, context, nodes, n + 1);
+    off_card(r, q, queries);
+    if (r->has_card)
+        ggml_backend_tensor_get(node, out, 0, ggml_nbytes(node));
+    node->data = own;
+    off_card(r, node, out);
+    while (n-- > 0) {
+        off_card(r, rows[n], data[n]);
+        free(rows[n]->data);
+    }
+    end_writes(r);
+    return status;
+}
+
 int rig_attend(rig *r, int layer, int tokens, int first, int streams, rig_set *sets)
 {
     assert_true(tokens * streams <= RIG_ROWS);
@@ -297,12 +385,7 @@ int rig_attend(rig *r, int layer, int tokens, int first, int streams, rig_set *s
     if (r->spoil)
         r->spoil(node);
     const uint64_t before = __atomic_load_n(&standin_computed, __ATOMIC_RELAXED);
-    void *queries = to_card(r, q, 1), *out = to_card(r, node, 0);
-    const int status = run(r, context, node);
-    off_card(r, q, queries);
-    if (r->has_card)
-        ggml_backend_tensor_get(node, out, 0, ggml_nbytes(node));
-    off_card(r, node, out);
+    const int status = run_attention(r, context, node);
     r->by_kvferry = __atomic_load_n(&standin_computed, __ATOMIC_RELAXED) == before;
     /* A loop over llama.cpp's tensors brings all of them back. */
     const int is_seen = !r->spoil && (!r->o.away_at || r->attentions % 5 == 0);
@@ -325,9 +408,8 @@ int rig_pass(rig *r, const int64_t *cells, int count, int tokens, int first, int
     int status = GG_SUCCESS;
     for (int layer = 0; layer < RIG_LAYERS && status == GG_SUCCESS; layer++) {
         if (count)
-            status = rig_write(r, layer, cells, count);
-        if (status == GG_SUCCESS)
-            status = rig_attend(r, layer, tokens, first, streams, sets);
+            rig_write_with_next(r, layer, cells, count);
+        status = rig_attend(r, layer, tokens, first, streams, sets);
     }
     return status;
 }

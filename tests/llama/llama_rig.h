@@ -39,6 +39,13 @@ typedef struct rig {
     gg_tensor *k[RIG_LAYERS], *v[RIG_LAYERS];
     gg_buffer *buffer;
     int has_card; /* queries, outputs and rows are on the card */
+    /* SET_ROWS that the graph of the next attention begins with */
+    gg_context *writes_context;
+    gg_tensor *writes[2];
+    int64_t cells[RIG_CELLS];
+    int writes_count;
+    /* calls of the device in the latest graph: copies, and those that wait */
+    uint64_t copies, waits;
     uint64_t random;
     /* of the latest attention */
     float out[RIG_ROWS * RIG_HEADS * RIG_DIM];
@@ -67,6 +74,8 @@ int rig_has_card(void);
 void rig_make_cache(rig *r);
 /** Random tokens to cells of a layer, in one SET_ROWS each of keys and values. */
 int rig_write(rig *r, int layer, const int64_t *cells, int count);
+/** The same as the beginning of the graph of the next attention. */
+void rig_write_with_next(rig *r, int layer, const int64_t *cells, int count);
 /** Attention of `tokens` rows in each of `streams` streams from `first` on. */
 int rig_attend(rig *r, int layer, int tokens, int first, int streams, rig_set *sets);
 /** Keys of a layer change in place. */

@@ -35,7 +35,7 @@ gg_buffer *standin_place(gg_tensor *const *tensors, int count);
 
 gg_backend *standin_cpu(void);
 gg_device *standin_cpu_device(void);
-/** Operations that the CPU backend computed, and the threads that it was told. */
+/** Attentions that the CPU backend computed, and the threads that it was told. */
 extern uint64_t standin_computed;
 extern int standin_threads;
 /** A CPU backend refuses the next operation. */

@@ -13,6 +13,8 @@
 
 #if KVL_EMULATED
 #include <cuda_runtime.h>
+
+#include "emu_control.h"
 #endif
 
 standin_cards standin_card = {.functions = 6};
@@ -66,6 +68,14 @@ int standin_has_device(void)
     return 1;
 }
 
+void standin_count_calls(uint64_t calls[2])
+{
+    kvf_emu_counts counts;
+    kvf_emu_get_counts(&counts);
+    calls[0] = counts.copies;
+    calls[1] = counts.waits;
+}
+
 static void sleep_first(void *unused)
 {
     (void)unused;
@@ -87,8 +97,10 @@ static void card_free(void *data)
 
 static void card_copy(void *to, const void *from, size_t bytes)
 {
-    if (cudaMemcpy(to, from, bytes, cudaMemcpyDefault) != cudaSuccess)
-        abort();
+    if (cudaMemcpy(to, from, bytes, cudaMemcpyDefault) == cudaSuccess)
+        return;
+    (void)cudaGetLastError();
+    standin_card.refused++; /* where ggml ends the process */
 }
 
 static void finish(void)
@@ -118,6 +130,11 @@ void standin_enqueue(gg_tensor *tensor, const void *from, size_t bytes)
 int standin_has_device(void)
 {
     return 0;
+}
+
+void standin_count_calls(uint64_t calls[2])
+{
+    calls[0] = calls[1] = 0;
 }
 
 static void *card_alloc(size_t bytes)
@@ -157,6 +174,20 @@ static void *base(gg_buffer *buffer)
     return buffer->context;
 }
 
+static void set_tensor(gg_buffer *buffer, gg_tensor *tensor, const void *from, size_t at,
+                       size_t bytes)
+{
+    (void)buffer;
+    card_copy((char *)tensor->data + at, from, bytes);
+}
+
+static void get_tensor(gg_buffer *buffer, const gg_tensor *tensor, void *to, size_t at,
+                       size_t bytes)
+{
+    (void)buffer;
+    card_copy(to, (const char *)tensor->data + at, bytes);
+}
+
 /* By the function that the type has. */
 gg_buffer *standin_card_alloc(size_t bytes)
 {
@@ -168,7 +199,10 @@ gg_buffer *standin_card_alloc(size_t bytes)
 static gg_buffer *alloc_buffer(gg_buffer_type *type, size_t bytes)
 {
     gg_buffer *b = calloc(1, sizeof *b);
-    b->iface = (gg_buffer_i){.free_buffer = free_buffer, .base = base};
+    b->iface = (gg_buffer_i){.free_buffer = free_buffer,
+                             .base = base,
+                             .set_tensor = set_tensor,
+                             .get_tensor = get_tensor};
     b->buft = type;
     b->context = card_alloc(bytes);
     b->size = bytes;
@@ -231,12 +265,12 @@ gg_buffer *standin_allocate(gg_buffer_type *type, gg_tensor *const *tensors, int
 
 void ggml_backend_tensor_get(const gg_tensor *tensor, void *to, size_t at, size_t bytes)
 {
-    card_copy(to, (const char *)tensor->data + at, bytes);
+    tensor->buffer->iface.get_tensor(tensor->buffer, tensor, to, at, bytes);
 }
 
 void ggml_backend_tensor_set(gg_tensor *tensor, const void *from, size_t at, size_t bytes)
 {
-    card_copy((char *)tensor->data + at, from, bytes);
+    tensor->buffer->iface.set_tensor(tensor->buffer, tensor, from, at, bytes);
 }
 
 /* ---- devices ---- */

@@ -207,6 +207,124 @@ static void what_is_left_has_llamas_bits(void **state)
     unsetenv("KVF_TEST_CARD");
 }
 
+/* What a step and a prompt of a layer cost: of rows, queries and outputs nothing is copied, but the
+ * bits of tokens that are not finite; llama.cpp's part and ours are waited for. */
+static void rows_stay_on_the_card(void **state)
+{
+    (void)state;
+    enum { COPIES = 1, WAITS = 2, PROMPT = 6 };
+    setenv("KVF_TEST_CARD", "1", 1);
+    rig *r = rig_open(&(rig_options){.setting = "budget=full rows=4"});
+    rig_set sets[PROMPT] = {{0}};
+    rig_listen();
+    for (int64_t cell = 0; cell < 40; cell++) {
+        rig_add(sets[0], (uint32_t)cell);
+        assert_int_equal(rig_pass(r, &cell, 1, 1, 0, 1, sets), GG_SUCCESS);
+        assert_true(!cell || (r->copies <= COPIES && r->waits <= WAITS)); /* after the first */
+    }
+    int64_t cells[PROMPT];
+    for (int i = 0; i < PROMPT; i++) {
+        if (i)
+            memcpy(sets[i], sets[i - 1], sizeof sets[i]);
+        cells[i] = 40 + i;
+        rig_add(sets[i], 40 + (uint32_t)i);
+    }
+    r->attentions = 1; /* with queries as llama.cpp has them */
+    for (int layer = 0; layer < RIG_LAYERS; layer++) {
+        rig_write_with_next(r, layer, cells, PROMPT);
+        assert_int_equal(rig_attend(r, layer, PROMPT, 0, 1, sets), GG_SUCCESS);
+        assert_true(r->by_kvferry && r->copies <= COPIES && r->waits <= WAITS);
+    }
+    assert_true(r->worst < ROUNDING);
+    rig_close(r);
+    rig_said();
+    rig_unload();
+    unsetenv("KVF_TEST_CARD");
+}
+
+/* Rows that no attention of the graph puts are written by llama.cpp's kernels. */
+static void rows_that_nobody_sees_are_written(void **state)
+{
+    (void)state;
+    setenv("KVF_TEST_CARD", "1", 1);
+    rig *r = rig_open(&(rig_options){0});
+    rig_set set[1] = {{0}};
+    rig_listen();
+    for (int64_t cell = 0; cell < 40; cell++) {
+        rig_add(set[0], (uint32_t)cell);
+        assert_int_equal(rig_pass(r, &cell, 1, 1, 0, 1, set), GG_SUCCESS);
+    }
+    const int64_t unseen[] = {40, 90};
+    rig_add(set[0], 40);
+    for (int layer = 0; layer < RIG_LAYERS; layer++) {
+        rig_write_with_next(r, layer, unseen, 2);
+        assert_int_equal(rig_attend(r, layer, 1, 0, 1, set), GG_SUCCESS);
+        assert_true(r->by_kvferry);
+    }
+    /* Of another layer than the attention in the graph. */
+    rig_write_with_next(r, 0, unseen + 1, 1);
+    assert_int_equal(rig_attend(r, 1, 1, 0, 1, set), GG_SUCCESS);
+    assert_int_equal(rig_write(r, 1, unseen + 1, 1), GG_SUCCESS);
+    rig_add(set[0], 90);
+    const char zeros[RIG_KV * RIG_DIM * 2] = {0};
+    for (int layer = 0; layer < RIG_LAYERS; layer++) {
+        const size_t at = 90 * r->k[layer]->nb[1];
+        assert_memory_not_equal((const char *)r->k[layer]->data + at, zeros, sizeof zeros);
+        assert_memory_not_equal((const char *)r->v[layer]->data + at, zeros, sizeof zeros);
+        assert_int_equal(rig_attend(r, layer, 1, 0, 1, set), GG_SUCCESS);
+        assert_true(r->by_kvferry);
+    }
+    assert_true(r->worst < ROUNDING);
+    rig_close(r);
+    rig_said();
+    rig_unload();
+    unsetenv("KVF_TEST_CARD");
+}
+
+/* ggml hands addresses of cells to CUDA, as its scheduler does for kernels of the card: what is
+ * away comes before, and cells that are written are known. */
+static void cuda_gets_pages_that_are_there(void **state)
+{
+    (void)state;
+    setenv("KVF_TEST_CARD", "1", 1);
+    for (int is_watched = 1; is_watched >= 0; is_watched--) {
+        rig *r = rig_open(&(rig_options){.away_at = 1});
+        tensors t = {.context = r->context};
+        rig_set set[1] = {{0}};
+        int64_t cells[200];
+        rig_listen();
+        for (int64_t cell = 0; cell < 200; cell++) {
+            rig_add(set[0], (uint32_t)cell);
+            cells[cell] = cell;
+        }
+        r->attentions = 1; /* nobody looks at the outputs */
+        assert_int_equal(rig_pass(r, cells, 200, 1, 0, 1, set), GG_SUCCESS);
+        assert_true(rig_away() > 10);
+        add(&t, "copy", GG_F16, RIG_KV * RIG_DIM, RIG_CELLS);
+        standin_allocate(standin_card_type(), t.all, 1);
+        if (!is_watched)
+            t.all[0]->buffer->iface.set_tensor = kvl_the_plugin()->card.set_tensor;
+        const size_t bytes = ggml_nbytes(t.all[0]);
+        char *copy = malloc(bytes);
+        ggml_backend_tensor_set(t.all[0], r->k[0]->data, 0, bytes);
+        assert_int_equal(standin_card.refused, !is_watched);
+        if (is_watched) {
+            ggml_backend_tensor_get(t.all[0], copy, 0, bytes);
+            assert_memory_equal(copy, r->k[0]->data, bytes);
+            ggml_backend_tensor_get(t.all[0], r->v[0]->data, 0, bytes); /* values are keys now */
+            r->o.away_at = 0;
+            assert_int_equal(rig_attend(r, 0, 1, 0, 1, set), GG_SUCCESS);
+            assert_true(r->by_kvferry && r->worst < ROUNDING);
+        }
+        free(copy);
+        ggml_backend_buffer_free(t.all[0]->buffer);
+        rig_close(r);
+        rig_said();
+        rig_unload();
+    }
+    unsetenv("KVF_TEST_CARD");
+}
+
 static int does_not_wait(void)
 {
     return 0;
@@ -248,5 +366,7 @@ int main(void)
         return unit_run(without_a_card_nothing_is_said, a_card_that_cannot_serve_is_left);
     return unit_run(without_a_card_nothing_is_said, a_card_that_cannot_serve_is_left,
                     caches_of_many_cells_are_taken, caches_are_served_where_they_are,
-                    what_is_left_has_llamas_bits, work_on_the_card_is_waited_for);
+                    what_is_left_has_llamas_bits, rows_stay_on_the_card,
+                    rows_that_nobody_sees_are_written, cuda_gets_pages_that_are_there,
+                    work_on_the_card_is_waited_for);
 }

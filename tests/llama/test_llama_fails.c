@@ -250,9 +250,6 @@ static void llamas_own_kernels_fail(void **state)
 
 int main(void)
 {
-    if (rig_has_card()) /* no page of its caches goes */
-        return unit_run(calls_of_the_library_fail_once, allocations_fail_once,
-                        llamas_own_kernels_fail);
     return unit_run(a_reader_never_sees_what_is_not_there, calls_of_the_library_fail_once,
                     allocations_fail_once, what_is_lost_is_never_used, llamas_own_kernels_fail);
 }
