@@ -439,7 +439,7 @@ static void say_first(const kvl_cache *c, const kvl_layer *layer)
     const int is_quantized = plan->blocks.cache.pages != KVF_PAGES_NATIVE;
     kvl_say("serving %u layers%s, %u cells of room, %.0f MiB %s llama.cpp's %.0f%s, budget %u; "
             "blocks=%u host=%.0f device=%.0f codes=%.0f own=%.0f",
-            c->layers, c->shape.is_off_card ? " on the card" : "",
+            c->layers, c->shape.is_off_card ? " on the card (its pages are pinned)" : "",
             plan->blocks.block_count * KVL_BLOCK, (host + device + codes + own) / 1048576.0,
             layer->stays ? "beside" : "instead of", (double)(c->layers * each) / 1048576.0,
             is_quantized && !layer->stays ? ", which comes back quantized" : "",
