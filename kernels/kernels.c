@@ -54,7 +54,7 @@ static const variant variants[] = {
 #endif
 #ifdef KVF_HAVE_AVX512_BF16
 #define KVF_ENTRY(family, op) .op = kvf_##op##_avx512_bf16,
-    {KVF_ISA_AVX512_BF16, {KVF_KERNEL_LIST(KVF_KERNEL_NONE, KVF_ENTRY)}},
+    {KVF_ISA_AVX512_BF16, {KVF_PAIR_LIST(KVF_ENTRY, KVF_ENTRY)}},
 #undef KVF_ENTRY
 #endif
 #ifdef KVF_HAVE_AVX512_VNNI

@@ -4,12 +4,13 @@
 
 /*
  * Every kernel, once. The table, the declarations of all variants and launchers, the checks and
- * meson.build are made of this list; meson reads the lines that begin with PLAIN, SIMD or DOT.
+ * meson.build are made of this list; meson reads the lines that begin with one of these words.
  *
  *     PLAIN(family, op)    <family>/<op>_ref.c and <op>.cu: one form on the host device
  *     SIMD(family, op)     <op>_simd.c beside them, built once per instruction set
  *
  *     DOT(family, op)      those of them that live on products of bytes: built for more sets
+ *     PAIR(family, op)     those with products of bf16 pairs: built for one more, which has both
  *
  * The files of an operation in parts (observe_stats, observe_score) have the name before the
  * underscore; those of operations of one idea have its name (`kernel_shared` in meson.build).
@@ -85,5 +86,9 @@
 #define KVF_DOT_LIST(DOT)                                                                          \
     DOT(score, score_codes)                                                                        \
     DOT(score, score_centroids)
+
+#define KVF_PAIR_LIST(DOT, PAIR)                                                                   \
+    KVF_DOT_LIST(DOT)                                                                              \
+    PAIR(attend, attend)
 
 #endif

@@ -19,7 +19,6 @@ KVF_KERNEL_LIST(KVF_VARIANT_REF, KVF_VARIANT_REF)
     void kvf_##op##_baseline(const void *args, uint32_t task);                                     \
     void kvf_##op##_avx2(const void *args, uint32_t task);                                         \
     void kvf_##op##_avx512(const void *args, uint32_t task);                                       \
-    void kvf_##op##_avx512_bf16(const void *args, uint32_t task);                                  \
     void kvf_##op##_neon(const void *args, uint32_t task);
 KVF_KERNEL_LIST(KVF_KERNEL_NONE, KVF_VARIANT_SIMD)
 #undef KVF_VARIANT_SIMD
@@ -29,5 +28,9 @@ KVF_KERNEL_LIST(KVF_KERNEL_NONE, KVF_VARIANT_SIMD)
     void kvf_##op##_avx512_vnni(const void *args, uint32_t task);
 KVF_DOT_LIST(KVF_VARIANT_DOT)
 #undef KVF_VARIANT_DOT
+
+#define KVF_VARIANT_PAIR(family, op) void kvf_##op##_avx512_bf16(const void *args, uint32_t task);
+KVF_PAIR_LIST(KVF_VARIANT_PAIR, KVF_VARIANT_PAIR)
+#undef KVF_VARIANT_PAIR
 
 #endif

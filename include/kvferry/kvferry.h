@@ -164,7 +164,7 @@ typedef enum kvf_isa {
     KVF_ISA_BASELINE = 1u << 0, /**< vector code for the architecture's minimum */
     KVF_ISA_AVX2 = 1u << 1,
     KVF_ISA_AVX512 = 1u << 2,
-    KVF_ISA_AVX512_BF16 = 1u << 3,
+    KVF_ISA_AVX512_BF16 = 1u << 3, /**< with VNNI; attention, scores of codes and centroids only */
     KVF_ISA_NEON = 1u << 4,
     KVF_ISA_AVX_VNNI = 1u << 5,    /**< scores of codes and centroids only */
     KVF_ISA_AVX512_VNNI = 1u << 6, /**< with VBMI; scores of codes and centroids only */

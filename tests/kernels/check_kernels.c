@@ -44,7 +44,7 @@ static const struct {
     {"baseline", KVF_ISA_BASELINE, NULL},
     {"avx2", KVF_ISA_AVX2, NULL},
     {"avx512", KVF_ISA_AVX512, NULL},
-    {"avx512_bf16", KVF_ISA_AVX512_BF16, NULL},
+    {"avx512_bf16", KVF_ISA_AVX512_BF16, KVF_PAIR_LIST(DOT_NAME, DOT_NAME)},
     {"neon", KVF_ISA_NEON, NULL},
     {"avx_vnni", KVF_ISA_AVX_VNNI, KVF_DOT_LIST(DOT_NAME)},
     {"avx512_vnni", KVF_ISA_AVX512_VNNI, KVF_DOT_LIST(DOT_NAME)},
