@@ -126,6 +126,18 @@ KVF_INLINE float kvf_element_get(const void *base, kvf_dtype dtype, size_t i)
     return dtype == KVF_BF16 ? kvf_bf16_to_float(h) : kvf_fp16_to_float(h);
 }
 
+/* `count` elements from the first on, in fp32. */
+KVF_INLINE void kvf_elements_get(float *to, const void *from, kvf_dtype dtype, size_t count)
+{
+    const uint16_t *h = (const uint16_t *)from;
+    if (dtype == KVF_FP32)
+        memcpy(to, from, count * sizeof *to);
+    for (size_t i = 0; dtype == KVF_BF16 && i < count; i++)
+        to[i] = kvf_bf16_to_float(h[i]);
+    for (size_t i = 0; dtype == KVF_FP16 && i < count; i++)
+        to[i] = kvf_fp16_to_float(h[i]);
+}
+
 KVF_INLINE void kvf_element_set(void *base, kvf_dtype dtype, size_t i, float x)
 {
     if (dtype == KVF_FP32)

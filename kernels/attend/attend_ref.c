@@ -23,8 +23,8 @@ typedef struct query {
 
 static void put_query(query *q, const kvf_shape *s, const void *from)
 {
-    for (uint32_t d = 0; d < s->head_dim; d++)
-        q->plain[d] = q->rotated[d] = kvf_element_get(from, s->dtype, d);
+    kvf_elements_get(q->plain, from, s->dtype, s->head_dim);
+    memcpy(q->rotated, q->plain, s->head_dim * sizeof *q->plain);
     kvf_code_rotate(q->rotated, s->head_dim);
 }
 
@@ -33,16 +33,16 @@ static void get_key(const kvf_shape *s, const kvf_span *span, uint32_t t, float 
 {
     if (span->quantized)
         kvf_dequantize_key(s, span->page, t, k);
-    for (uint32_t d = 0; !span->quantized && d < s->head_dim; d++)
-        k[d] = kvf_element_get(kvf_page_key(s, span->page, t), s->dtype, d);
+    else
+        kvf_elements_get(k, kvf_page_key(s, span->page, t), s->dtype, s->head_dim);
 }
 
 static void get_value(const kvf_shape *s, const kvf_span *span, uint32_t t, float *v)
 {
     if (span->quantized)
         kvf_dequantize_value(s, span->page, t, v);
-    for (uint32_t d = 0; !span->quantized && d < kvf_value_dim(s); d++)
-        v[d] = kvf_element_get(kvf_page_value(s, span->page, t), s->dtype, d);
+    else
+        kvf_elements_get(v, kvf_page_value(s, span->page, t), s->dtype, kvf_value_dim(s));
 }
 
 static double logit(const kvf_attend_args *a, const query *q, const kvf_span *span, uint32_t t)
@@ -50,11 +50,8 @@ static double logit(const kvf_attend_args *a, const query *q, const kvf_span *sp
     const float *with = span->quantized ? q->rotated : q->plain;
     const kvf_shape *s = &a->shape;
     float k[KVF_HEAD_DIM_MAX];
-    double sum = 0.0;
     get_key(s, span, t, k);
-    for (uint32_t d = 0; d < s->head_dim; d++)
-        sum += (double)with[d] * (double)k[d];
-    return kvf_capped(sum * (double)a->scale, a->cap);
+    return kvf_capped(kvf_dot(with, k, s->head_dim) * (double)a->scale, a->cap);
 }
 
 /* One query row over the spans of a split. */

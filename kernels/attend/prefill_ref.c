@@ -17,6 +17,7 @@ typedef struct query_row {
     uint32_t token; /* in the chunk */
     uint32_t kv_head;
     size_t row; /* in q, out and lse */
+    float q[KVF_HEAD_DIM_MAX];
 } query_row;
 
 static const void *page_of(const kvf_prefill_kernel_args *a, uint32_t kv_head, uint32_t j)
@@ -27,13 +28,10 @@ static const void *page_of(const kvf_prefill_kernel_args *a, uint32_t kv_head, u
 static double logit(const kvf_prefill_kernel_args *a, const query_row *r, uint32_t j)
 {
     const kvf_shape *s = &a->shape;
-    const void *k = kvf_page_key(s, page_of(a, r->kv_head, j), j % s->page_size);
-    double sum = 0.0;
-    for (uint32_t d = 0; d < s->head_dim; d++) {
-        const float q = kvf_element_get(a->q, a->q_dtype, r->row * s->head_dim + d);
-        sum += (double)kvf_element_round(s->dtype, q) * (double)kvf_element_get(k, s->dtype, d);
-    }
-    return kvf_capped(sum * (double)a->scale, a->cap);
+    float k[KVF_HEAD_DIM_MAX];
+    kvf_elements_get(k, kvf_page_key(s, page_of(a, r->kv_head, j), j % s->page_size), s->dtype,
+                     s->head_dim);
+    return kvf_capped(kvf_dot(r->q, k, s->head_dim) * (double)a->scale, a->cap);
 }
 
 static bool is_seen(const kvf_prefill_kernel_args *a, uint32_t query, uint32_t j)
@@ -41,9 +39,12 @@ static bool is_seen(const kvf_prefill_kernel_args *a, uint32_t query, uint32_t j
     return a->window == 0 || j < a->sink || query - j < a->window;
 }
 
-static void prefill_row(const kvf_prefill_kernel_args *a, const query_row *r)
+static void prefill_row(const kvf_prefill_kernel_args *a, query_row *r)
 {
     const kvf_shape *s = &a->shape;
+    for (uint32_t d = 0; d < s->head_dim; d++)
+        r->q[d] = kvf_element_round(s->dtype,
+                                    kvf_element_get(a->q, a->q_dtype, r->row * s->head_dim + d));
     const uint32_t last = a->base + r->token;
     const double sink = (double)kvf_prefill_sink(a, r->kv_head, (uint32_t)(r->row % a->group));
     double top = sink, sum = 0.0;
@@ -57,10 +58,12 @@ static void prefill_row(const kvf_prefill_kernel_args *a, const query_row *r)
         if (!is_seen(a, last, j))
             continue;
         double weight = exp(logit(a, r, j) - top);
-        const void *v = kvf_page_value(s, page_of(a, r->kv_head, j), j % s->page_size);
+        float v[KVF_HEAD_DIM_MAX];
+        kvf_elements_get(v, kvf_page_value(s, page_of(a, r->kv_head, j), j % s->page_size),
+                         s->dtype, kvf_value_dim(s));
         sum += weight;
         for (uint32_t d = 0; d < kvf_value_dim(s); d++)
-            acc[d] += weight * (double)kvf_element_get(v, s->dtype, d);
+            acc[d] += weight * (double)v[d];
     }
     for (uint32_t d = 0; d < kvf_value_dim(s); d++)
         kvf_element_set(a->out, a->out_dtype, r->row * kvf_value_dim(s) + d,

@@ -51,10 +51,10 @@ static double logit(const kvf_observe_args *a, const void *q, uint32_t w, size_t
     if (!(kvf_live_bits(sp->count, sp->skip) >> t & 1) ||
         a->span_index[span] + t > limit_of(a, w) || a->span_index[span] + t < a->token_first)
         return -INFINITY;
-    const void *k = kvf_page_key(s, sp->page, t);
-    double sum = 0.0;
-    for (uint32_t d = 0; d < s->head_dim; d++)
-        sum += (double)kvf_element_get(q, s->dtype, d) * (double)kvf_element_get(k, s->dtype, d);
+    float x[KVF_HEAD_DIM_MAX], k[KVF_HEAD_DIM_MAX];
+    kvf_elements_get(x, q, s->dtype, s->head_dim);
+    kvf_elements_get(k, kvf_page_key(s, sp->page, t), s->dtype, s->head_dim);
+    const double sum = kvf_dot(x, k, s->head_dim);
     return a->is_raw ? sum : kvf_capped(sum * (double)a->scale, a->cap);
 }
 

@@ -22,9 +22,10 @@ static float logit(const kvf_score_codes_args *a, uint32_t codes, uint32_t row, 
     const uint32_t t = token % KVF_CODE_TOKENS;
     const int8_t *q = a->q + (size_t)row * a->head_dim;
     int32_t dot = 0;
-    for (uint32_t i = 0; i < a->head_dim; i++) {
+    for (uint32_t i = 0; i < a->head_dim; i += KVF_CODE_LANES) {
         const uint32_t word = words[kvf_code_word(a->head_dim, t, i / KVF_CODE_LANES)];
-        dot += level[word >> kvf_code_shift(i % KVF_CODE_LANES) & 3] * q[i];
+        for (uint32_t j = 0; j < KVF_CODE_LANES; j++)
+            dot += level[word >> kvf_code_shift(j) & 3] * q[i + j];
     }
     return (float)kvf_capped((double)((float)dot * kvf_fp16_to_float(scales[t]) * a->q_scale[row]),
                              a->cap);
@@ -40,18 +41,19 @@ static void score_codes_row(const kvf_score_codes_args *a, uint32_t codes, uint3
 {
     const uint32_t list = row / a->group;
     uint16_t *mass = a->mass + (size_t)row * a->pages_max;
+    float logits[KVF_SCORE_CODES_TOKENS]; /* of tokens that count */
     double all = 0.0;
     *top = -INFINITY;
     for (uint32_t t = first; t < end; t++)
         if (counts(a, list, t))
-            *top = fmaxf(*top, logit(a, codes, row, t));
+            *top = fmaxf(*top, logits[t - first] = logit(a, codes, row, t));
     for (uint32_t t = first; t < end; t += a->page_size) {
         double page = 0.0;
         int any = 0;
         for (uint32_t i = t; i < t + a->page_size; i++)
             if (counts(a, list, i)) {
                 any = 1;
-                page += exp((double)logit(a, codes, row, i) - (double)*top);
+                page += exp((double)logits[i - first] - (double)*top);
             }
         all += page;
         mass[t / a->page_size] = kvf_bf16_from_float(any ? (float)page : -1.0f);
