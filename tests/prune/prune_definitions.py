@@ -264,9 +264,8 @@ class Asl:
         """Ranks of the last layers; the union of their best; variance over layers, mean of it."""
         back = range(layer - self.observed + 1, layer + 1)
         r = np.stack([self.ranks[x] for x in back]).astype(np.float64)
-        union = np.unique(np.concatenate([np.argsort(x, kind="stable")[:k] for x in r]))
-        x = r[:, union]
-        variance = np.mean((x - x.mean(axis=0)) ** 2) if len(union) else 0.0
+        x = r[:, (r <= k).any(axis=0)]
+        variance = np.mean((x - x.mean(axis=0)) ** 2) if x.size else 0.0
         if self.initial is None:
             self.initial = variance
             return 1.0
