@@ -8,45 +8,43 @@
 # usage: check_bench.sh KVFERRY [DEVICE]
 
 set -u
-kvferry=$1
 device=${2:-host}
-work=$(mktemp -d)
-trap 'rm -r "$work"' EXIT
-failed=0
-
-fail() { echo "FAILED: $*"; failed=$((failed + 1)); }
-
-# expect STATUS TEXT ARGUMENT...: the command exits so, and standard error holds the text.
-expect() {
-    want=$1 text=$2
-    shift 2
-    "$kvferry" bench "$@" >"$work/out" 2>"$work/err"
-    got=$?
-    [ "$got" -eq "$want" ] || fail "bench $*: exit $got, not $want: $(cat "$work/err")"
-    [ -z "$text" ] || grep -qF -- "$text" "$work/err" || fail "bench $*: '$text' is not in: $(cat "$work/err")"
-}
+# shellcheck source=tests/cli/checks.sh
+. "$(dirname "$0")/checks.sh"
+scripts=$here/../../runner/cli/bench
 
 # picture SCRIPT NAME...: what the script draws of SCRIPT.csv, if gnuplot is here.
 picture() {
     command -v gnuplot >/dev/null || { echo "gnuplot is not installed: $1 was not drawn"; return; }
-    gnuplot -c "$scripts/$1.gnuplot" "$work/$1.csv" >"$work/out" 2>&1 || fail "$1.gnuplot: $(cat "$work/out")"
-    [ ! -s "$work/out" ] || fail "$1.gnuplot says: $(cat "$work/out")"
+    gnuplot -c "$scripts/$1.gnuplot" "$1.csv" >out 2>&1
+    check "$1.gnuplot draws" test $? -eq 0
+    silent
     shift
     for name in "$@"; do
-        grep -q '</svg>' "$work/$name.svg" || fail "no $name.svg"
+        check "there is $name.svg" grep -q '</svg>' "$name.svg"
     done
 }
 
-scripts=$(dirname "$0")/../../runner/cli/bench
+# drawn PICTURE WORDS: it has them.
+drawn() {
+    ! command -v gnuplot >/dev/null || check "$1.svg says $2" grep -q "$2" "$1.svg"
+}
+
+# rows NAME FILE...: a script on standard input looks at the files.
+rows() {
+    name=$1
+    shift
+    checks=$((checks + 1))
+    python3 - "$@" || { failed=$((failed + 1)); echo "not ok: the rows of $name"; }
+}
+
 quick="--device $device --repetitions 2 --warmup 1 --pool 4M --gap-us 20 --layers 3"
-XDG_CACHE_HOME=$work # the file of calibration
+XDG_CACHE_HOME=$dir # the file of calibration
 export XDG_CACHE_HOME
 
 # ---- every suite, and what its rows say
-# shellcheck disable=SC2086
-"$kvferry" bench link --all $quick --page-bytes 4K,16K --pages 1,16 -o json >"$work/all.json" \
-    2>"$work/err" || fail "bench link --all: $(cat "$work/err")"
-python3 - "$work/all.json" <<'PY' || fail "bench link --all: the rows"
+try 0 bench link --all $quick --page-bytes 4K,16K --pages 1,16 -o json; mv out all.json
+rows 'bench link --all' all.json <<'PY'
 import json, sys
 j = json.load(open(sys.argv[1]))
 rows = j["results"]
@@ -96,40 +94,38 @@ PY
 
 # The option is named, not a field that nobody gave; and nothing is not success.
 for pool in 16 2K; do
-    "$kvferry" bench link methods --device "$device" --repetitions 1 --page-bytes 4K --pages 1 --pool $pool >"$work/out" \
-        2>"$work/err" && fail "--pool $pool: exit status 0"
-    grep -q -e '--pool: pool_bytes = ' "$work/err" || fail "--pool $pool: $(cat "$work/err")"
+    try 1 bench link methods --device "$device" --repetitions 1 --page-bytes 4K --pages 1 --pool $pool
+    says '--pool: pool_bytes = '
 done
-"$kvferry" bench link back --device "$device" --repetitions 1 --pages 1 --pool 16000G >"$work/out" 2>"$work/err" &&
-    fail "a pool of 16000G: exit status 0"
-grep -q 'lower pool_bytes' "$work/err" || fail "a pool of 16000G: $(cat "$work/err")"
-"$kvferry" bench link methods --device "$device" --repetitions 1 --page-bytes 4K --pages 256 --pool 64K >"$work/out" \
-    2>"$work/err" && fail "a pool that holds no fetch: exit status 0"
-grep -q 'nothing was measured: see the status of each case' "$work/err" || fail "no fetch: $(cat "$work/err")"
+try 1 bench link back --device "$device" --repetitions 1 --pages 1 --pool 16000G; says 'lower pool_bytes'
+try 1 bench link methods --device "$device" --repetitions 1 --page-bytes 4K --pages 256 --pool 64K
+says 'nothing was measured: see the status of each case'
 if "$kvferry" bench link pin --device "$device" --huge-pages required --pool 1M --repetitions 1 --warmup 0 \
-    >"$work/out" 2>"$work/err"; then
-    grep -q hugetlb "$work/out" || fail "no huge pages: $(cat "$work/out")"
+    >out 2>err; then
+    prints hugetlb
 else
-    grep -q 'nothing was measured' "$work/err" || fail "nothing measured: $(cat "$work/err")"
+    says 'nothing was measured'
 fi
 # Some CPUs alone.
 cpu=$(python3 -c 'import os; print(min(os.sched_getaffinity(0)))')
 taskset -c "$cpu" "$kvferry" bench link back --device "$device" --threads 2 --repetitions 1 --pages 1 -o json \
-    >"$work/out" 2>"$work/err" || fail "one CPU: $(cat "$work/err")"
-python3 -c 'import json, sys; j = json.load(open(sys.argv[1])); assert j["cpus"] == 1 and j["threads"] == 2, j' \
-    "$work/out" || fail "one CPU: the facts"
+    >out 2>err
+check 'one CPU is enough' test $? -eq 0
+rows 'one CPU' out <<'PY'
+import json, sys
+j = json.load(open(sys.argv[1]))
+assert j["cpus"] == 1 and j["threads"] == 2, j
+PY
 # What does not depend on the device is looked at on the host device alone.
 if [ "$device" != host ]; then
     echo "# left out: 6 of 9"
 else
 
 # ---- formats
-# shellcheck disable=SC2086
 for format in table csv json jsonl md; do
-    "$kvferry" bench link parts $quick --page-bytes 16K --pages 16 -o $format >"$work/$format" 2>"$work/err" ||
-        fail "-o $format: $(cat "$work/err")"
+    try 0 bench link parts $quick --page-bytes 16K --pages 16 -o $format; mv out $format
 done
-python3 - "$work" <<'PY' || fail "formats"
+rows 'formats' . <<'PY'
 import csv, json, sys
 w = sys.argv[1] + "/"
 rows = json.load(open(w + "json"))["results"]
@@ -142,10 +138,8 @@ assert open(w + "md").read().count("\n|") == 5 and len(open(w + "table").readlin
 PY
 
 # ---- pages of one token
-# shellcheck disable=SC2086
-"$kvferry" bench link parts methods $quick --page-bytes 256,512,1K --pages 1,30,2K -o json >"$work/rows.json" \
-    2>"$work/err" || fail "small pages: $(cat "$work/err")"
-python3 - "$work/rows.json" <<'PY' || fail "small pages: the rows"
+try 0 bench link parts methods $quick --page-bytes 256,512,1K --pages 1,30,2K -o json; mv out rows.json
+rows 'small pages' rows.json <<'PY'
 import json, sys
 rows = [r for r in json.load(open(sys.argv[1]))["results"] if "status" not in r]
 parts = [r for r in rows if r["suite"] == "parts"]
@@ -157,23 +151,17 @@ assert all("fit_r_squared" in r for r in methods)
 PY
 
 # ---- samples, the same seed, pictures
-# shellcheck disable=SC2086
-"$kvferry" bench link parts $quick --repetitions 5 --page-bytes 16K --pages 8 --samples "$work/samples" -o csv \
-    >"$work/csv" 2>"$work/err" || fail "--samples: $(cat "$work/err")"
-[ "$(wc -l <"$work/samples")" -eq 21 ] || fail "--samples: $(wc -l <"$work/samples") lines, not 21"
-# shellcheck disable=SC2086
-"$kvferry" bench link methods cadence $quick --page-bytes 4K,16K --pages 1,8 -o csv >"$work/link.csv" 2>"$work/err" ||
-    fail "link.csv: $(cat "$work/err")"
+try 0 bench link parts $quick --repetitions 5 --page-bytes 16K --pages 8 --samples samples -o csv
+check 'lines of --samples' test "$(wc -l <samples)" -eq 21
+try 0 bench link methods cadence $quick --page-bytes 4K,16K --pages 1,8 -o csv; mv out link.csv
 picture link link-bandwidth link-time link-map-gather link-latency
-command -v gnuplot >/dev/null && ! grep -q '>one contiguous copy<' "$work/link-time.svg" && fail "no floor in link-time.svg"
+drawn link-time '>one contiguous copy<'
 
 fi # on the host device
 
 # ---- slots in order, and a file beside the table
-# shellcheck disable=SC2086
-"$kvferry" bench link methods $quick --page-bytes 4K --pages 1,16 --slots-in-order off,on --method each,gather \
-    --json "$work/slots" >"$work/out" 2>"$work/err" || fail "--slots-in-order: $(cat "$work/err")"
-python3 - "$work/slots" "$work/out" <<'PY' || fail "--slots-in-order: the rows"
+try 0 bench link methods $quick --page-bytes 4K --pages 1,16 --slots-in-order off,on --method each,gather --json slots
+rows '--slots-in-order' slots out <<'PY'
 import json, sys
 rows = json.load(open(sys.argv[1]))["results"]
 assert len(rows) == 8 and len(open(sys.argv[2]).readlines()) == 9
@@ -185,11 +173,9 @@ PY
 
 if [ "$device" = host ]; then
 # ---- disk
-small="--disk $work --file 16M --bytes 256K --rounds 2"
-# shellcheck disable=SC2086
-"$kvferry" bench disk $small --extent-bytes 16K,64K --depth 1,4 --what random,write -o json >"$work/disk" 2>"$work/err" ||
-    fail "bench disk: $(cat "$work/err")"
-python3 - "$work/disk" <<'PY' || fail "bench disk: the rows"
+small="--disk . --file 16M --bytes 256K --rounds 2"
+try 0 bench disk $small --extent-bytes 16K,64K --depth 1,4 --what random,write -o json; mv out disk
+rows 'bench disk' disk <<'PY'
 import json, sys
 j = json.load(open(sys.argv[1]))
 rows = j["results"]
@@ -211,33 +197,31 @@ for r in measured:
     if r["what"] != "write":
         assert r["verified_bytes"] == 2 * r["extent_bytes"] * min(r["depth"], r["extents"]), r
 PY
-# shellcheck disable=SC2086
-"$kvferry" bench disk $small --rounds 1 --extent-bytes 16K,64K --depth 1,4 --rest-ms 1 -o csv >"$work/disk.csv" \
-    2>"$work/err" || fail "disk.csv: $(cat "$work/err")"
-if grep -q ',not here$' "$work/disk.csv"; then
+try 0 bench disk $small --rounds 1 --extent-bytes 16K,64K --depth 1,4 --rest-ms 1 -o csv; mv out disk.csv
+if grep -q ',not here$' disk.csv; then
     picture disk disk-extent
 else
     picture disk disk-depth disk-extent
 fi
 # As of a build without liburing: rows without rates.
 awk -F, -v OFS=, '$2 == "io_uring" { for (i = 7; i < NF; i++) $i = ""; $NF = "not here" } 1' \
-    "$work/disk.csv" >"$work/one.csv"
-mv "$work/one.csv" "$work/disk.csv"
-rm -f "$work"/disk-*.svg
+    disk.csv >one.csv
+mv one.csv disk.csv
+rm -f disk-*.svg
 picture disk disk-extent
-expect 1 "--disk: $work/none" disk --disk "$work/none" --file 16M
-expect 1 "cannot be created" disk --disk "$work" --file 16M --json "$work/none/file"
-expect 1 "must be a multiple of 16777216" disk --disk "$work" --file 20M
-expect 0 "" disk --help
+try 1 bench disk --disk none --file 16M; says '--disk: none'
+try 1 bench disk --disk . --file 16M --json none/file; says 'cannot be created'
+try 1 bench disk --disk . --file 20M; says 'must be a multiple of 16777216'
+try 0 bench disk --help
 fi # on the host device
 
 # ---- decode
-"$kvferry" bench decode --device "$device" --context 1024,2048 --budget 256 --layers 1 --kv-heads 2 \
-    --head-dim 64 --steps 3 --warmup 1 --select hybrid,full --method gather,mapped --batch 1,2 \
-    -o jsonl >"$work/decode" 2>"$work/err" || fail "bench decode: $(cat "$work/err")"
-python3 - "$work/decode" <<'PY' || fail "bench decode: the rows"
+try 0 bench decode --device "$device" --context 1024,2048 --budget 256 --layers 1 --kv-heads 2 --head-dim 64 \
+    --steps 3 --warmup 1 --select hybrid,full --method gather,mapped --batch 1,2 --json decode -o csv
+mv out decode.csv
+rows 'bench decode' decode <<'PY'
 import json, sys
-rows = [json.loads(l) for l in open(sys.argv[1])]
+rows = json.load(open(sys.argv[1]))["results"]
 assert len(rows) == 16, len(rows)
 assert all(r["layer_us"] > 0 and r["floor_us"] > 0 and r["enqueue_us"] > 0 for r in rows), rows
 hybrid = [r for r in rows if r["select"] == "hybrid"]
@@ -246,10 +230,9 @@ assert {r["method"] for r in rows} == {"gather", "mapped"}
 assert all(r["layer_p10_us"] <= r["layer_us"] <= r["layer_p95_us"] <= r["layer_p99_us"] for r in rows)
 assert not any("faster_than_dense" in r for r in rows)
 PY
-"$kvferry" bench decode --device "$device" --context 1024,2048 --budget 256 --layers 2 --kv-heads 2 \
-    --head-dim 64 --steps 5 --dense-steps 3 --warmup 1 --method gather --batch 1,2 --json "$work/decode" \
-    >"$work/out" 2>"$work/err" || fail "bench decode --dense-steps: $(cat "$work/err")"
-python3 - "$work/decode" "$device" <<'PY' || fail "bench decode --dense-steps: the rows"
+try 0 bench decode --device "$device" --context 1024,2048 --budget 256 --layers 2 --kv-heads 2 --head-dim 64 \
+    --steps 5 --dense-steps 3 --warmup 1 --method gather --batch 1,2 --json decode
+rows 'bench decode --dense-steps' decode "$device" <<'PY'
 import json, sys
 rows = json.load(open(sys.argv[1]))["results"]
 assert [(r["context_tokens"], r["select"], r["batch"]) for r in rows] == [
@@ -270,12 +253,12 @@ PY
 
 # Queries that have nothing of those before find less on the device.
 for queries in "" --afresh; do
-    # shellcheck disable=SC2086
-    "$kvferry" bench decode --device "$device" --context 4096 --budget 128 --layers 1 --kv-heads 2 --head-dim 64 \
-        --steps 3 --warmup 1 --method each --device-memory 0 $queries -o jsonl >>"$work/afresh" 2>"$work/err" ||
-        fail "bench decode $queries: $(cat "$work/err")"
+    try 0 bench decode --device "$device" --context 4096 --budget 128 --layers 1 --kv-heads 2 --head-dim 64 \
+        --steps 3 \
+        --warmup 1 --method each --device-memory 0 $queries -o jsonl
+    cat out >>afresh
 done
-python3 - "$work/afresh" <<'PY' || fail "bench decode --afresh: the rows"
+rows 'bench decode --afresh' afresh <<'PY'
 import json, sys
 kept, afresh = [json.loads(l)["hit_rate"] for l in open(sys.argv[1])]
 assert afresh < kept / 2, (afresh, kept)
@@ -283,16 +266,13 @@ PY
 
 # A table that is drawn; forks, beside sequences of their own; and a disk tier, beside the same in memory: three of four pages have no room.
 if [ "$device" = host ]; then
-    "$kvferry" bench decode --device host --context 1024 --budget 256 --layers 1 --kv-heads 2 --head-dim 64 \
-        --steps 2 --warmup 1 --method mapped,gather -o csv >"$work/decode.csv" 2>"$work/err" ||
-        fail "decode.csv: $(cat "$work/err")"
     picture decode decode
-    command -v gnuplot >/dev/null && ! grep -q '>dynamic, gather' "$work/decode.svg" && fail "no gather in decode.svg"
+    drawn decode '>hybrid, gather'
     # Forks, beside sequences of their own: the same choices, from fewer pages of the host.
-    "$kvferry" bench decode --device host --context 2048 --budget 256 --layers 1 --kv-heads 2 --head-dim 64 \
-        --steps 2 --warmup 1 --digest codes --batch 3 --forks -o jsonl >"$work/decode" 2>"$work/err" ||
-        fail "bench decode --forks: $(cat "$work/err")"
-    python3 - "$work/decode" <<'PY' || fail "bench decode --forks: the rows"
+    try 0 bench decode --device host --context 2048 --budget 256 --layers 1 --kv-heads 2 --head-dim 64 --steps 2 \
+        --warmup 1 --digest codes --batch 3 --forks -o jsonl
+    mv out decode
+    rows 'bench decode --forks' decode <<'PY'
 import json, sys
 apart, forks = [json.loads(l) for l in open(sys.argv[1])]
 assert "forks" not in apart and forks["forks"] == 1 and forks["times_apart"] > 0
@@ -302,11 +282,10 @@ assert forks["read_bytes"] < apart["read_bytes"]
 assert apart["read_bytes"] >= 3 * apart["tokens_attended"] * 2 * 64 * 2 * 2, apart
 assert forks["tokens_attended"] == apart["tokens_attended"]
 PY
-    "$kvferry" bench decode --device host --context 4096 --budget 256 --layers 4 --kv-heads 2 \
-        --head-dim 64 --steps 4 --dense-steps 1 --warmup 1 --passage 32 --topics 16 --drift 0.1 \
-        --disk "$work" --host-memory 3M -o jsonl >"$work/decode" 2>"$work/err" ||
-        fail "bench decode --disk: $(cat "$work/err")"
-    python3 - "$work/decode" <<'PY' || fail "bench decode --disk: the rows"
+    try 0 bench decode --device host --context 4096 --budget 256 --layers 4 --kv-heads 2 --head-dim 64 --steps 4 \
+        --dense-steps 1 --warmup 1 --passage 32 --topics 16 --drift 0.1 --disk . --host-memory 3M -o jsonl
+    mv out decode
+    rows 'bench decode --disk' decode <<'PY'
 import json, sys
 dense, memory, disk = [json.loads(l) for l in open(sys.argv[1])]
 of_disk = ["pages_in_memory", "bundles_in_memory", "bundles_wanted", "disk_mib", "disk_wait_us",
@@ -324,13 +303,12 @@ fi
 
 if [ "$device" = host ]; then
 # ---- mistakes
-python3 "$(dirname "$0")/refusals.py" "$kvferry" "$(dirname "$0")/bench.refusals" || fail "bench.refusals"
-expect 2 "usage: kvferry bench link" nothing
-expect 1 "cannot be created" link peak --device "$device" --pool 4M --json "$work/none/file"
-expect 1 "cannot be created" decode --device "$device" --json "$work/none/file"
-expect 0 "" link --list
-expect 0 "" link --help
+refusals bench
+try 2 bench nothing; says 'usage: kvferry bench link'
+try 1 bench link peak --device "$device" --pool 4M --json none/file; says 'cannot be created'
+try 1 bench decode --device "$device" --json none/file; says 'cannot be created'
+try 0 bench link --list
+try 0 bench link --help
 fi # on the host device
 
-[ "$failed" -eq 0 ] && echo "bench: all fine"
-exit "$failed"
+told
