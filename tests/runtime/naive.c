@@ -127,11 +127,14 @@ void naive_open(naive *n, const kvf_cache_config *settings, const kvf_cache_plan
         l->q = calloc(tokens * settings->query_heads * d, sizeof *l->q);
         l->k = calloc(tokens * kv * d, sizeof *l->k);
         l->v = calloc(tokens * kv * n->c.value_dim, sizeof *l->v);
+        l->rotated =
+            calloc(settings->digest == KVF_DIGEST_CODES ? tokens * kv * d : 1, sizeof *l->rotated);
         l->has_q = calloc(tokens, 1);
         l->fixed = calloc(kv * tokens, 1);
         l->order = calloc(kv * tokens, sizeof *l->order);
         l->chosen_at = calloc(n->lists * tokens, sizeof *l->chosen_at);
-        assert(l->q && l->k && l->v && l->has_q && l->fixed && l->order && l->chosen_at);
+        assert(l->q && l->k && l->v && l->rotated && l->has_q && l->fixed && l->order &&
+               l->chosen_at);
         for (size_t t = 0; t < kv * tokens; t++)
             l->order[t] = (uint32_t)(t % tokens);
         l->static_tokens = plan->static_tokens;
@@ -145,6 +148,7 @@ void naive_close(naive *n)
         free(l->q);
         free(l->k);
         free(l->v);
+        free(l->rotated);
         free(l->has_q);
         free(l->fixed);
         free(l->order);
@@ -153,6 +157,26 @@ void naive_close(naive *n)
     free(n->layers);
     free(n->attended);
     *n = (naive){0};
+}
+
+/* As codes do; see kernels/score/codes.h, whose signs these are. */
+static void rotate(const float *from, uint32_t dim, double *x)
+{
+    for (uint32_t i = 0; i < dim; i++)
+        x[i] = kvf_code_sign(i) ? -(double)from[i] : (double)from[i];
+    for (uint32_t first = 0, size; first < dim; first += size) {
+        for (size = 256; size > dim - first;)
+            size /= 2;
+        for (uint32_t stride = 1; stride < size; stride *= 2)
+            for (uint32_t i = first; i < first + size; i++)
+                if (!((i - first) & stride)) {
+                    const double a = x[i], b = x[i + stride];
+                    x[i] = a + b;
+                    x[i + stride] = a - b;
+                }
+        for (uint32_t i = first; i < first + size; i++)
+            x[i] /= sqrt(size);
+    }
 }
 
 static void append_row(naive *n, naive_layer *l, const void *q, const void *k, const void *v)
@@ -165,6 +189,8 @@ static void append_row(naive *n, naive_layer *l, const void *q, const void *k, c
         l->k[l->length * k_row + i] = taken(&n->c, k, i);
     for (size_t i = 0; i < v_row; i++)
         l->v[l->length * v_row + i] = taken(&n->c, v, i);
+    for (size_t i = 0; n->c.digest == KVF_DIGEST_CODES && i < k_row; i += n->c.head_dim)
+        rotate(l->k + l->length * k_row + i, n->c.head_dim, l->rotated + l->length * k_row + i);
     l->has_q[l->length] = q != NULL;
     for (size_t i = 0; q && i < q_row; i++)
         l->q[l->length * q_row + i] = taken(&n->c, q, i);
@@ -396,26 +422,7 @@ static double page_score(const naive *n, const naive_layer *l, uint32_t kv_head,
     return best;
 }
 
-/* ---- codes: see kernels/score/codes.h, whose signs these are ---- */
-
-static void rotate(const float *from, uint32_t dim, double *x)
-{
-    for (uint32_t i = 0; i < dim; i++)
-        x[i] = kvf_code_sign(i) ? -(double)from[i] : (double)from[i];
-    for (uint32_t first = 0, size; first < dim; first += size) {
-        for (size = 256; size > dim - first;)
-            size /= 2;
-        for (uint32_t stride = 1; stride < size; stride *= 2)
-            for (uint32_t i = first; i < first + size; i++)
-                if (!((i - first) & stride)) {
-                    const double a = x[i], b = x[i + stride];
-                    x[i] = a + b;
-                    x[i + stride] = a - b;
-                }
-        for (uint32_t i = first; i < first + size; i++)
-            x[i] /= sqrt(size);
-    }
-}
+/* ---- codes ---- */
 
 /* A rotated query in int8. */
 typedef struct naive_query {
@@ -435,11 +442,10 @@ static naive_query quantize(const float *q, uint32_t dim)
     return y;
 }
 
-/* The estimate of a key's product with it, by two bits per channel. */
-static double estimate(const float *k, const naive_query *q, uint32_t dim)
+/* The estimate of its product with a rotated key, by two bits per channel. */
+static double estimate(const double *x, const naive_query *q, uint32_t dim)
 {
-    double x[256], n2 = 0.0, along = 0.0, product = 0.0;
-    rotate(k, dim, x);
+    double n2 = 0.0, along = 0.0, product = 0.0;
     for (uint32_t i = 0; i < dim; i++)
         n2 += x[i] * x[i];
     const double middle = 0.9815 * sqrt(n2 / dim);
@@ -466,8 +472,9 @@ static double page_masses(const naive *n, const naive_layer *l, uint32_t kv_head
     for (uint32_t t = 0; t < pages * P; t++) {
         logit[t] = -INFINITY;
         if (t >= n->c.sink_tokens && !l->fixed[(size_t)kv_head * n->c.tokens_max + t])
-            logit[t] = test_logit(&n->c, l->index,
-                                  estimate(key(n, l, kv_head, t), &rotated, n->c.head_dim));
+            logit[t] = test_logit(
+                &n->c, l->index,
+                estimate(l->rotated + (key(n, l, kv_head, t) - l->k), &rotated, n->c.head_dim));
         *top = fmax(*top, logit[t]);
     }
     for (uint32_t p = 0; p < pages; p++) {

@@ -27,6 +27,7 @@ typedef struct naive_layer {
     uint32_t index;
     uint32_t length;
     float *q, *k, *v;     /* [tokens_max, heads, head_dim], of v value_dim */
+    double *rotated;      /* keys [tokens_max, kv_heads, head_dim], where codes are the digest */
     unsigned char *has_q; /* [tokens_max] */
     unsigned char *fixed; /* [kv_heads, tokens_max] 1 = in the static set */
     uint32_t *order;      /* [kv_heads, tokens_max] token at each place of a page */

@@ -35,9 +35,12 @@ static double naive_head(const expectation *e, uint32_t layer, uint32_t head, ui
 {
     const kvf_cache_config *c = e->c;
     const uint32_t d = c->head_dim, kv_head = head / (c->query_heads / c->kv_heads);
+    const size_t row = d * test_dtype_bytes(c->dtype);
     double *logit = test_alloc((query + 1) * sizeof *logit);
     double top = test_sink(layer, head), sum = 0.0;
+    float q[256], x[256];
     assert_non_null(logit);
+    kvf_elements_get(q, (char *)test_q(e->t, layer, query) + head * row, c->dtype, d);
     memset(out, 0, d * sizeof *out);
     for (int pass = 0; pass < 2; pass++) {
         if (pass)
@@ -48,21 +51,20 @@ static double naive_head(const expectation *e, uint32_t layer, uint32_t head, ui
             if (pass) {
                 const double weight = exp(logit[j] - top);
                 sum += weight;
-                for (uint32_t x = 0; x < d; x++)
-                    out[x] += weight * (double)kvf_element_get(test_v(e->t, layer, j), c->dtype,
-                                                               kv_head * d + x);
+                kvf_elements_get(x, (char *)test_v(e->t, layer, j) + kv_head * row, c->dtype, d);
+                for (uint32_t i = 0; i < d; i++)
+                    out[i] += weight * (double)x[i];
                 continue;
             }
-            for (uint32_t x = 0; x < d; x++)
-                logit[j] +=
-                    (double)kvf_element_get(test_q(e->t, layer, query), c->dtype, head * d + x) *
-                    (double)kvf_element_get(test_k(e->t, layer, j), c->dtype, kv_head * d + x);
+            kvf_elements_get(x, (char *)test_k(e->t, layer, j) + kv_head * row, c->dtype, d);
+            for (uint32_t i = 0; i < d; i++)
+                logit[j] += (double)q[i] * (double)x[i];
             logit[j] = test_logit(c, layer, logit[j]);
             top = logit[j] > top ? logit[j] : top;
         }
     }
-    for (uint32_t x = 0; x < d; x++)
-        out[x] /= sum;
+    for (uint32_t i = 0; i < d; i++)
+        out[i] /= sum;
     test_release(logit);
     return top + log(sum);
 }
