@@ -108,7 +108,7 @@ else
 fi
 # Some CPUs alone.
 cpu=$(python3 -c 'import os; print(min(os.sched_getaffinity(0)))')
-taskset -c "$cpu" "$kvferry" bench link back --device "$device" --threads 2 --repetitions 1 --pages 1 -o json \
+taskset -c "$cpu" "$kvferry" bench link back --device "$device" --threads 2 --repetitions 1 --pages 1 --pool 4M -o json \
     >out 2>err
 check 'one CPU is enough' test $? -eq 0
 rows 'one CPU' out <<'PY'
