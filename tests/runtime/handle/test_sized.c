@@ -92,12 +92,6 @@ __attribute__((noinline)) static void *exactly(size_t size)
     return p;
 }
 
-static kvf_runtime *open_runtime(void)
-{
-    kvf_runtime *runtime = test_runtime();
-    return runtime;
-}
-
 static void set_geometry(old_cache_config *c)
 {
     c->layers = 1;
@@ -168,7 +162,7 @@ static void expect_refused(kvf_status status, const char *word)
 
 static void a_configuration_may_have_any_length(void **state)
 {
-    kvf_runtime *runtime = open_runtime();
+    kvf_runtime *runtime = test_runtime();
     const size_t whole = sizeof(kvf_cache_config);
     kvf_cache_plan wanted, plan;
     test_expect(runtime, plan_sized(runtime, whole, SIZE_MAX, &wanted), KVF_OK);
@@ -202,7 +196,7 @@ static void a_configuration_may_have_any_length(void **state)
 
 static void a_struct_inside_grows_as_the_last_member(void **state)
 {
-    kvf_runtime *runtime = open_runtime();
+    kvf_runtime *runtime = test_runtime();
     kvf_blocks_plan wanted, plan;
     const size_t inner = offsetof(kvf_blocks_config, cache);
     for (size_t i = 0; i < 3; i++) { /* today's, shorter, longer */
@@ -251,7 +245,7 @@ static void pruners_and_policies_may_have_any_length(void **state)
 
 static void measurements_and_saves_may_have_any_length(void **state)
 {
-    kvf_runtime *runtime = open_runtime();
+    kvf_runtime *runtime = test_runtime();
     kvf_disk *disk = NULL;
     kvf_disk_result result;
     test_expect(runtime, kvf_disk_open(runtime, "/tmp", 16u << 20, &disk), KVF_OK);

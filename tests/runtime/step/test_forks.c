@@ -27,11 +27,10 @@ enum {
     TILE = 1024, /* tokens of a tile, and of two of them and a window a prompt */
     POOL = 2400, /* tokens there are to choose from */
     PROMPT = 2200,
-    LENGTH = 3600,       /* at most */
-    EVENTS = 128,        /* of a member, at most */
-    TURN = 16,           /* tokens of a sequence in a call, at most */
-    OUTS = 1024,         /* outputs of all members */
-    IN_MEMORY = 1310720, /* bytes of pages with a disk tier, the least there may be */
+    LENGTH = 3600, /* at most */
+    EVENTS = 128,  /* of a member, at most */
+    TURN = 16,     /* tokens of a sequence in a call, at most */
+    OUTS = 1024,   /* outputs of all members */
 };
 
 /* Tokens of the pool that came, or a cut. */
@@ -281,60 +280,45 @@ static void families_equal_single_sequences(void **state)
     static const uint8_t kinds[] = {1, 2}, rings[] = {0, 1};
     const uint64_t seed = test_seed(811);
     static const struct {
-        uint32_t members, page_size, turn;
-        kvf_select select;
-        kvf_digest_kind digest;
-        kvf_transfer transfer;
+        uint32_t members;
         const uint8_t *mask;
-        kvf_refresh refresh;
-        kvf_pages pages;
-        uint32_t is_roomy, is_on_disk;
+        const char *settings; /* beside pages of 4 tokens, chosen by codes */
     } rows[] = {
-        {3, 4, 1, KVF_SELECT_HYBRID, KVF_DIGEST_CODES, KVF_TRANSFER_DIRECT, .mask = NULL},
-        {6, 8, 1, KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, KVF_TRANSFER_GATHER, .mask = NULL},
-        {1, 4, TURN, KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, KVF_TRANSFER_DIRECT, .mask = NULL},
-        {4, 1, 3, KVF_SELECT_HYBRID, KVF_DIGEST_CODES, KVF_TRANSFER_GATHER, .mask = NULL},
-        {5, 4, 5, KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, KVF_TRANSFER_DIRECT, .mask = kinds},
-        {3, 16, 3, KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, KVF_TRANSFER_GATHER, .mask = rings},
-        {3, 8, 1, KVF_SELECT_HYBRID, KVF_DIGEST_MINMAX, KVF_TRANSFER_GATHER, .mask = NULL},
-        {16, 4, 1, KVF_SELECT_HYBRID, KVF_DIGEST_CODES, KVF_TRANSFER_DIRECT, .mask = NULL},
-        {2, 4, 1, KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, KVF_TRANSFER_DIRECT, .mask = NULL},
+        {3, NULL, "select=hybrid"},
+        {6, NULL, "page_size=8 transfer=gather"},
+        {1, NULL, "tokens_per_step_max=16"},
+        {4, NULL, "page_size=1 tokens_per_step_max=3 select=hybrid transfer=gather"},
+        {5, kinds, "tokens_per_step_max=5"},
+        {3, rings, "page_size=16 tokens_per_step_max=3 transfer=gather streaming_recent=50"},
+        {3, NULL, "page_size=8 select=hybrid digest=minmax transfer=gather"},
+        {16, NULL, "select=hybrid"},
+        {2, NULL, "select=dynamic"},
         /* in every way that slots are filled */
-        {16, 4, 1, KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, KVF_TRANSFER_MAPPED, .mask = NULL},
-        {6, 4, 1, KVF_SELECT_DYNAMIC, KVF_DIGEST_MINMAX, KVF_TRANSFER_BATCH, .mask = NULL},
-        {6, 2, 1, KVF_SELECT_QUEST, KVF_DIGEST_MINMAX, KVF_TRANSFER_EACH, .mask = NULL},
-        {5, 8, 1, KVF_SELECT_ARKVALE, KVF_DIGEST_CUBOID_MEAN, KVF_TRANSFER_GATHER, .mask = NULL},
-        {8, 4, 3, KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, KVF_TRANSFER_GATHER, .mask = NULL},
-        {5, 4, 1, KVF_SELECT_HYBRID, KVF_DIGEST_MINMAX, KVF_TRANSFER_GATHER,
-         .refresh = KVF_REFRESH_EXACT},
-        {5, 8, 1, KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, KVF_TRANSFER_GATHER,
-         .pages = KVF_PAGES_K8V4},
-        {5, 4, 1, KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, KVF_TRANSFER_GATHER, .is_roomy = 1},
-        {5, 4, 1, KVF_SELECT_DYNAMIC, KVF_DIGEST_CODES, KVF_TRANSFER_GATHER, .is_on_disk = 1},
+        {16, NULL, "transfer=mapped"},
+        {6, NULL, "digest=minmax transfer=batch"},
+        {6, NULL, "page_size=2 select=quest digest=minmax transfer=each"},
+        {5, NULL, "page_size=8 select=arkvale digest=cuboid-mean transfer=gather"},
+        {8, NULL, "tokens_per_step_max=3 transfer=gather"},
+        {5, NULL, "select=hybrid digest=minmax transfer=gather refresh=exact"},
+        {5, NULL, "page_size=8 transfer=gather pages=k8v4 head_dim=64"},
+        {5, NULL, "transfer=gather device_bytes=1073741824"},
+        {5, NULL, "transfer=gather host_bytes=1310720"}, /* the least there may be */
     };
     for (uint32_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        const bool is_on_disk = strstr(rows[i].settings, "host_bytes");
         if (!test_takes(i) || (TEST_SANITIZED && test_on_cuda() && rows[i].members > 5))
             continue;
-        if (rows[i].is_on_disk && kvf_checksum_bytes() == 0)
+        if (is_on_disk && kvf_checksum_bytes() == 0)
             continue; /* the build has no disk tier */
         kvf_cache_config c = config_of();
-        c.page_size = rows[i].page_size;
-        c.tokens_per_step_max = rows[i].turn;
-        c.select = rows[i].select;
-        c.digest = rows[i].digest;
-        c.transfer = test_transfer(rows[i].transfer);
+        c.select = KVF_SELECT_DYNAMIC;
+        c.transfer = KVF_TRANSFER_DIRECT;
         c.head_mask = rows[i].mask;
         c.coarse_share = 0.3f;
-        c.refresh = rows[i].refresh;
-        c.pages = rows[i].pages;
-        c.head_dim = rows[i].pages == KVF_PAGES_NATIVE ? 32 : 64; /* that the CUDA device has */
-        c.device_bytes = rows[i].is_roomy ? UINT64_C(1) << 30 : 0;
-        if (rows[i].is_on_disk) {
-            c.disk_path = "/tmp";
-            c.host_bytes = IN_MEMORY;
-        }
-        if (rows[i].mask == rings)
-            c.streaming_recent = 50;
+        c.device_bytes = 0;
+        c.disk_path = is_on_disk ? "/tmp" : NULL;
+        test_set(&c, rows[i].settings);
+        c.transfer = test_transfer(c.transfer);
         family_of(&c, rows[i].members, rows[i].mask != rings, seed + i);
     }
 }
