@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/*
- * Numbers of ggml to those of the library: rows of a cache in F16, BF16 or Q8_0, and masks as sets
- * of cells, in plain C. The library stores F16; a number that F16 cannot hold is told, never made
- * infinite.
- */
+/* Rows of a cache in F16, BF16 or Q8_0 as the library gets them, and masks as sets of cells. A
+ * number that F16 cannot hold is told, never made infinite. */
 
 #include <string.h>
 

@@ -63,25 +63,18 @@ void kvl_chains_born(kvl_chains *chains, size_t cell);
 /** A call begins: chains found before it may change, those found from now on keep their cells. */
 void kvl_chains_begin(kvl_chains *chains);
 
-/**
- * The chain whose first @p count cells are the set.
- *
- * @param set    [cells / 64] bits, zeros after the mask's end
- * @return NULL = there is no room for it
- */
+/** The chain whose first @p count cells are the set; NULL = there is no room for it.
+ * @param set  [cells / 64] bits, zeros after the mask's end */
 kvl_chain *kvl_chains_find(kvl_chains *chains, uint32_t stream, const uint64_t *set,
                            uint32_t count);
 
 /** The cell at a place of the chain. */
 uint32_t kvl_chain_cell(const kvl_chains *chains, const kvl_chain *chain, uint32_t place);
 
-/**
- * Stale places of a chain's first @p length cells, which count as put from now on.
- *
+/** Stale places of a chain's first @p length cells, which count as put from now on.
  * @param cells  [room] receives them: stream * cells + cell
  * @param slots  [room] where they are put: block * 32 + offset
- * @return how many; where it is @p room there may be more
- */
+ * @return how many; where it is @p room there may be more */
 uint32_t kvl_chain_stale(kvl_chains *chains, const kvl_chain *chain, uint32_t layer,
                          uint32_t length, size_t *cells, int64_t *slots, uint32_t room);
 

@@ -208,13 +208,8 @@ typedef struct gg_api {
 #undef GG_POINTER
 #undef GG_OPERATION
 
-/**
- * Find ggml's functions and prove its structs.
- *
- * @param inside  an address in the code of the ggml that asks
- * @param why     receives what is unknown, at least 160 bytes
- * @return whether everything is as it is declared here
- */
+/** Find functions of the ggml that @p inside is an address of, and prove its structs.
+ * @param why  receives what is unknown, at least 160 bytes */
 bool gg_open(gg_api *api, const void *inside, char *why);
 
 /** A function of the library that @p inside is in, or of what it needs; else of the process. */

@@ -201,14 +201,11 @@ void kvl_row_to_f32(int type, const void *from, float *to, size_t count);
 /** A row of a cache as the library gets it: F16 as it is, or @p is_wide, any type in F32.
  * @return 0 if a value overflows in F16 */
 int kvl_row_read(int type, const void *from, void *to, uint32_t is_wide, size_t count);
-/**
- * Cells that a row of a mask (F16: 0 = seen, -infinity = not) leaves open, as bits.
- *
+/** Cells that a row of a mask (F16: 0 = seen, -infinity = not) leaves open, as bits.
  * @param count  elements, a multiple of 64
- * @param set    in: a set; out: that of the mask
+ * @param set    in: a set; out: the mask's
  * @param same   whether both are the same
- * @return how many cells are open; -1 = there is another value: the set is not to be used
- */
+ * @return how many cells are open; -1 = there is another value: the set is not to be used */
 int64_t kvl_open_cells(const uint16_t *mask, size_t count, uint64_t *set, int *same);
 
 /* caches.c */
