@@ -7,6 +7,7 @@
 
 #include "blocks_rig.h"
 #include "refusals.h"
+#include "resident.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -415,6 +416,29 @@ static void open_survives_every_failure(void **state)
     kvf_runtime_close(runtime);
 }
 
+/* A handle that was just opened holds what was planned, or little of it. */
+static void memory_on_demand_is_not_there_at_first(void **state)
+{
+    (void)state;
+    kvf_runtime *runtime = test_runtime();
+    for (uint32_t on_demand = 0; kvf_runtime_device(runtime) == KVF_DEVICE_HOST && on_demand < 2;
+         on_demand++) {
+        kvf_blocks_config bc = rig_config();
+        kvf_blocks *blocks = NULL;
+        bc.cache.head_dim = 128;
+        bc.block_count = 1024;
+        bc.on_demand = on_demand;
+        const uint64_t before = resident_bytes();
+        test_expect(runtime, kvf_blocks_open(runtime, &bc, &blocks, NULL), KVF_OK);
+        const uint64_t grown = resident_bytes() - before;
+        const uint64_t planned = kvf_blocks_memory(blocks)->host_bytes;
+        assert_true(planned > 32u << 20);
+        assert_true(on_demand ? grown < planned / 2 : grown + (4u << 20) > planned);
+        kvf_blocks_close(blocks);
+    }
+    kvf_runtime_close(runtime);
+}
+
 int main(void)
 {
     return unit_run(mistakes_cost_a_row, rows_take_what_windows_need, a_row_of_length_zero_is_none,
@@ -422,5 +446,5 @@ int main(void)
                     a_chunk_of_another_length_is_bad, a_chunk_keeps_what_comes_before_a_bad_token,
                     a_chunk_tells_what_share_a_step_has, chunks_of_many_rows_are_single_ones,
                     what_has_no_home_is_refused, bad_arguments_are_named,
-                    open_survives_every_failure);
+                    open_survives_every_failure, memory_on_demand_is_not_there_at_first);
 }
