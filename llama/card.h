@@ -19,6 +19,7 @@ typedef struct kvl_card {
     gg_buffer_type *type; /* of its memory; NULL = there is none that is served */
     kvf_runtime *runtime; /* of the library, on it */
     int (*wait)(void);    /* for all of its work */
+    uint64_t copied;      /* tensors that the plug-in copied from it */
     /* functions of the buffer type before ours */
     gg_buffer *(*alloc_buffer)(gg_buffer_type *type, size_t bytes);
     size_t (*alloc_size)(gg_buffer_type *type, const gg_tensor *tensor);

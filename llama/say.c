@@ -55,6 +55,9 @@ void kvl_summary(kvl_plugin *p)
         "held=%.0f hits=%.0f misses=%.0f bytes=%.0f put=%.0f verify=%.0f wrong=%.0f worst=%.4f",
         c.served, c.stock, all > 0 ? c.served / all : 1, c.prompt, c.prompt_served, c.tokens,
         c.held, c.hits, c.misses, c.bytes, c.put, c.verify, c.wrong, c.worst);
+    if (p->card.type)
+        at += kvf_format(text + at, (size_t)(LINE - at), " copied=%.0f",
+                         (double)__atomic_load_n(&p->card.copied, __ATOMIC_RELAXED));
     for (int r = 0; r < KVL_REASONS_COUNT && at < LINE - 40; r++)
         if (c.left[r] > 0)
             at += kvf_format(text + at, (size_t)(LINE - at), " stock.%s=%.0f", reasons[r].key,

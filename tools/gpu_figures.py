@@ -86,8 +86,9 @@ def llama_lines(results):
         return []
     lines = ["  llama.cpp, %d layers: largest KL %.1e, of -nkvo %.1e, with a wrong cell %.1e; boundary %.1f us a layer" % (
         found["layers"], found["kl"], found["kl_host"], found["kl_wrong"], found["boundary_us"])]
-    return lines + ["  %-52s %9.2f ms per token, %.0f tokens/s" % (
-        "llama.cpp at %d, %s" % (row["depth"], row["way"]), row["ms"], 1e3 / row["ms"]) for row in found["results"]]
+    return lines + ["  %-52s %9.2f ms per token, %.0f tokens/s, %d MiB resident, %.2f copies a layer and step" % (
+        "llama.cpp at %d, %s" % (row["depth"], row["way"]), row["ms"], 1e3 / row["ms"], row["resident"], row["copied"])
+                    for row in found["results"]]
 
 
 def failure_lines(results):

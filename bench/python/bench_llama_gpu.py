@@ -51,14 +51,17 @@ def logits(version, model):
             ("wrong", "budget=full", {"wrong": 4}))]
 
 
-def milliseconds(version, model, depth, steps, way, budget):
-    """Median of the clock of a step."""
+def run_steps(version, model, depth, steps, way, budget):
+    """Median of the clock of a step; MiB that are resident at the end; tensors that kvferry copied from the card for a
+    layer and step."""
     settings, words = WAYS[way]
     out, said = llama_case.run(version, os.path.join(HERE, "llama_times.py"), model, "f16", depth, steps, *words,
                                settings=settings and settings % budget, limit=10000)
     if settings:
         require_served(said)
-    return statistics.median(json.loads(out.splitlines()[-1])["clock"]) * 1e3
+    found, counts = json.loads(out.splitlines()[-1]), llama_case.summary(said)
+    return {"ms": statistics.median(found["clock"]) * 1e3, "resident": found["resident"],
+            "copied": counts.get("copied", 0) / max(counts.get("served", 0), 1)}
 
 
 def main():
@@ -78,17 +81,20 @@ def main():
     found = {"kl": own, "kl_host": host, "kl_wrong": wrong, "layers": args.layers, "results": []}
     for at, depth in enumerate(map(int, args.depths.split(","))):
         budget = "1024" if at else "full"
-        turns = [{way: milliseconds(args.version, args.model, depth, args.steps, way, budget) for way in WAYS}
+        turns = [{way: run_steps(args.version, args.model, depth, args.steps, way, budget) for way in WAYS}
                  for _ in range(args.turns)]
         for way in WAYS:
-            ms = sorted(turn[way] for turn in turns)
+            ms = sorted(turn[way]["ms"] for turn in turns)
+            last = turns[-1][way]
             found["results"].append({"depth": depth, "way": way, "budget": budget, "ms": statistics.median(ms),
-                                     "least_ms": ms[0], "most_ms": ms[-1]})
-            print("%7d %-12s %8.2f ms (%.2f to %.2f), %.1f tokens a second" % (
-                depth, way, statistics.median(ms), ms[0], ms[-1], 1e3 / statistics.median(ms)), flush=True)
+                                     "least_ms": ms[0], "most_ms": ms[-1], "resident": last["resident"],
+                                     "copied": last["copied"]})
+            print("%7d %-12s %8.2f ms (%.2f to %.2f), %.1f tokens a second, %d MiB resident, %.2f tensors copied a "
+                  "layer and step" % (depth, way, statistics.median(ms), ms[0], ms[-1], 1e3 / statistics.median(ms),
+                                      last["resident"], last["copied"]), flush=True)
         if not at:
             found["boundary_us"] = 1e3 / args.layers * statistics.median(
-                turn["kvferry"] - turn["on the card"] for turn in turns)
+                turn["kvferry"]["ms"] - turn["on the card"]["ms"] for turn in turns)
             print("boundary, us a layer, with its attention: %.1f more" % found["boundary_us"], flush=True)
         if args.json:
             with open(args.json, "w", encoding="utf-8") as out:

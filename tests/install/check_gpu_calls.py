@@ -181,12 +181,12 @@ class Calls(unittest.TestCase):
                                                                             "median_us": 1.0}]}}],
             "llama": [{"name": "llama.cpp", "figures": {
                 "layers": 8, "kl": 1e-3, "kl_host": 2e-3, "kl_wrong": 0.5, "boundary_us": 60.0,
-                "results": [{"depth": 32768, "way": "kvferry", "ms": 12.5}]}}]}
+                "results": [{"depth": 32768, "way": "kvferry", "ms": 12.5, "resident": 900, "copied": 0.1}]}}]}
         made = {part: {"jobs": [dict({"status": "ok"}, **j) for j in found]} for part, found in jobs.items()}
         said = gpu_figures.show(dict(made, device="H100"))
         self.assertLess(said.count("\n"), 40)
         for words in ("first use: captured ok, sinks failed", "60.0", "1000 tokens/s", "1.600 ms per token", "mapped 52.4 GB/s", "10.0  1.5x",
-                      "boundary 60.0 us a layer", "12.50 ms per token, 80 tokens/s"):
+                      "boundary 60.0 us a layer", "12.50 ms per token, 80 tokens/s, 900 MiB resident, 0.10 copies"):
             self.assertIn(words, said)
 
 

@@ -228,12 +228,15 @@ static void rows_stay_on_the_card(void **state)
     rig *r = rig_open(&(rig_options){.type = GG_BF16});
     rig_listen();
     begin(r, other[0], 2, 4); /* llama.cpp's kernels write such rows */
+    assert_true(kvl_the_plugin()->card.copied >= 2 * 40 * RIG_LAYERS);
     rig_close(r);
     rig_said();
     rig_unload();
     r = rig_open(&(rig_options){.setting = "budget=full rows=4"});
     rig_listen();
     begin(r, sets[0], COPIES, WAITS);
+    assert_true(kvl_the_plugin()->card.copied <
+                40); /* of the first step, and queries of every 4th */
     int64_t cells[PROMPT];
     for (int i = 0; i < PROMPT; i++) {
         if (i)
@@ -248,8 +251,9 @@ static void rows_stay_on_the_card(void **state)
         assert_true(r->by_kvferry && r->copies <= COPIES && r->waits <= WAITS);
     }
     assert_true(r->worst < ROUNDING);
+    kvl_summary(kvl_the_plugin());
     rig_close(r);
-    rig_said();
+    assert_non_null(strstr(rig_said(), " copied="));
     rig_unload();
     unsetenv("KVF_TEST_CARD");
 }
