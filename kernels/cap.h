@@ -20,7 +20,7 @@ KVF_INLINE double kvf_capped(double s, float cap)
 }
 
 /* q.k of a reference, in double. Four sums, of which none waits for another. */
-KVF_INLINE double kvf_dot(const float *q, const float *k, uint32_t head_dim)
+KVF_INLINE double kvf_sum_of_products(const float *q, const float *k, uint32_t head_dim)
 {
     double sum[4] = {0.0};
     for (size_t d = 0; d < head_dim; d += 4)

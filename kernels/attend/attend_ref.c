@@ -51,7 +51,7 @@ static double logit(const kvf_attend_args *a, const query *q, const kvf_span *sp
     const kvf_shape *s = &a->shape;
     float k[KVF_HEAD_DIM_MAX];
     get_key(s, span, t, k);
-    return kvf_capped(kvf_dot(with, k, s->head_dim) * (double)a->scale, a->cap);
+    return kvf_capped(kvf_sum_of_products(with, k, s->head_dim) * (double)a->scale, a->cap);
 }
 
 /* One query row over the spans of a split. */

@@ -31,7 +31,7 @@ static double logit(const kvf_prefill_kernel_args *a, const query_row *r, uint32
     float k[KVF_HEAD_DIM_MAX];
     kvf_elements_get(k, kvf_page_key(s, page_of(a, r->kv_head, j), j % s->page_size), s->dtype,
                      s->head_dim);
-    return kvf_capped(kvf_dot(r->q, k, s->head_dim) * (double)a->scale, a->cap);
+    return kvf_capped(kvf_sum_of_products(r->q, k, s->head_dim) * (double)a->scale, a->cap);
 }
 
 static bool is_seen(const kvf_prefill_kernel_args *a, uint32_t query, uint32_t j)

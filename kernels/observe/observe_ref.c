@@ -54,7 +54,7 @@ static double logit(const kvf_observe_args *a, const void *q, uint32_t w, size_t
     float x[KVF_HEAD_DIM_MAX], k[KVF_HEAD_DIM_MAX];
     kvf_elements_get(x, q, s->dtype, s->head_dim);
     kvf_elements_get(k, kvf_page_key(s, sp->page, t), s->dtype, s->head_dim);
-    const double sum = kvf_dot(x, k, s->head_dim);
+    const double sum = kvf_sum_of_products(x, k, s->head_dim);
     return a->is_raw ? sum : kvf_capped(sum * (double)a->scale, a->cap);
 }
 
