@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What it costs when a KV head keeps its choice of pages while its logits have not drifted.
+"""How far answers suffer if a KV head keeps its choice of pages until its logits have drifted.
 
 usage: eval_kept.py --program FILE --data FOLDER [--check N | --report] [--out FOLDER]
 
@@ -50,7 +50,7 @@ LEAST, MOST = 0.985, 0.40
 # ---- the command ----
 
 class Command:
-    """Runs of the command in a folder. What is KVF_*: see the prototype."""
+    """Runs of the command in a folder; the prototype reads the variables KVF_*."""
 
     def __init__(self, args, model, folder):
         self.base = [args.program, "run", "--model", model, "--device", "host", "--threads", "1"]
@@ -129,7 +129,7 @@ def documents(args, model):
 
 
 def lines_said(args):
-    """Of documents, in the order in which they were asked; the last line may be cut."""
+    """Lines of documents, in the order in which they were asked; the last line may be cut."""
     path = os.path.join(args.data, "answers.jsonl")
     lines = read(path).split("\n")[:-1] if os.path.exists(path) else []
     return [json.loads(line) for line in lines]
@@ -218,7 +218,7 @@ the letter. A threshold passes if the lower end is at least {least:g}% at no mor
 
 
 class Said:
-    """What a variant said, beside choosing always: documents that both were asked."""
+    """Answers of a variant and of choosing always, for documents that both were asked."""
 
     def __init__(self, lines, variant):
         self.variant, self.always = variant, variant.split(":")[0] + ":0"
