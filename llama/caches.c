@@ -76,22 +76,15 @@ void kvl_memory_used(const kvl_plugin *p, const void *memory, size_t bytes, int 
 static gg_buffer_i writing(gg_buffer *buffer, const gg_tensor *tensor, size_t offset, size_t bytes)
 {
     kvl_plugin *p = kvl_the_plugin();
-    const gg_tensor *of = tensor ? under_views(tensor) : NULL;
-    size_t first = 0, end = 0;
-    if (of) {
-        first = (tensor->view_offs + offset) / of->nb[1];
-        end = (tensor->view_offs + offset + bytes - 1) / of->nb[1] + 1;
-    }
     pthread_mutex_lock(&p->lock);
     const kvl_buffer *b = find_buffer(p, buffer);
-    for (kvl_layer *l = b->layers; l; l = l->next)
-        if (!of) {
-            kvl_pages_forget(l);
-            kvl_layer_wrote(l, 0, SIZE_MAX);
-        } else if (l->k == of || l->v == of) {
-            kvl_layer_wrote(l, first, end);
-        }
-    for (kvl_cache *c = b->caches; c && !of; c = c->next)
+    if (tensor)
+        kvl_memory_used(p, (const char *)tensor->data + offset, bytes, 1);
+    for (kvl_layer *l = b->layers; l && !tensor; l = l->next) {
+        kvl_pages_forget(l);
+        kvl_layer_wrote(l, 0, SIZE_MAX);
+    }
+    for (kvl_cache *c = b->caches; c && !tensor; c = c->next)
         c->is_lost = 0;
     const gg_buffer_i original = b->original;
     pthread_mutex_unlock(&p->lock);
