@@ -131,12 +131,8 @@ void naive_open(naive *n, const kvf_cache_config *settings, const kvf_cache_plan
             calloc(settings->digest == KVF_DIGEST_CODES ? tokens * kv * d : 1, sizeof *l->rotated);
         l->has_q = calloc(tokens, 1);
         l->fixed = calloc(kv * tokens, 1);
-        l->order = calloc(kv * tokens, sizeof *l->order);
         l->chosen_at = calloc(n->lists * tokens, sizeof *l->chosen_at);
-        assert(l->q && l->k && l->v && l->rotated && l->has_q && l->fixed && l->order &&
-               l->chosen_at);
-        for (size_t t = 0; t < kv * tokens; t++)
-            l->order[t] = (uint32_t)(t % tokens);
+        assert(l->q && l->k && l->v && l->rotated && l->has_q && l->fixed && l->chosen_at);
         l->static_tokens = plan->static_tokens;
     }
 }
@@ -151,7 +147,6 @@ void naive_close(naive *n)
         free(l->rotated);
         free(l->has_q);
         free(l->fixed);
-        free(l->order);
         free(l->chosen_at);
     }
     free(n->layers);
@@ -365,8 +360,7 @@ static int box_of(const naive *n, const naive_layer *l, uint32_t kv_head, uint32
         double sum = 0.0, away = 0.0;
         live = 0;
         for (int pass = 0; pass < passes; pass++)
-            for (uint32_t i = first; i < first + tokens; i++) {
-                const uint32_t t = l->order[(size_t)kv_head * n->c.tokens_max + i];
+            for (uint32_t t = first; t < first + tokens; t++) {
                 if (t < n->c.sink_tokens)
                     continue;
                 const float x = key(n, l, kv_head, t)[d];
@@ -398,10 +392,10 @@ static int box_of(const naive *n, const naive_layer *l, uint32_t kv_head, uint32
 /* Tokens of a page that are neither sink nor static. */
 static uint32_t tokens_left(const naive *n, const naive_layer *l, uint32_t kv_head, uint32_t page)
 {
-    const size_t row = (size_t)kv_head * n->c.tokens_max;
+    const unsigned char *fixed = l->fixed + (size_t)kv_head * n->c.tokens_max;
     uint32_t left = 0;
-    for (uint32_t i = page * n->c.page_size; i < (page + 1) * n->c.page_size; i++)
-        left += l->order[row + i] >= n->c.sink_tokens && !l->fixed[row + l->order[row + i]];
+    for (uint32_t t = page * n->c.page_size; t < (page + 1) * n->c.page_size; t++)
+        left += t >= n->c.sink_tokens && !fixed[t];
     return left;
 }
 

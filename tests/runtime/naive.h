@@ -15,8 +15,6 @@
  * tokens and everything unsealed are attended always; of the sealed pages, those with the highest
  * digest scores, without the tokens that are attended anyway. length <= budget: every token.
  * With fill = tokens as many pages of the highest scores as give no more than pages x P tokens.
- * The published form (forms_anew) differs in this: a refresh puts the sealed tokens of a KV head in
- * the order sink, static set, rest, and page p is the p-th P of them.
  */
 
 #include <kvferry/kvferry.h>
@@ -30,7 +28,6 @@ typedef struct naive_layer {
     double *rotated;      /* keys [tokens_max, kv_heads, head_dim], where codes are the digest */
     unsigned char *has_q; /* [tokens_max] */
     unsigned char *fixed; /* [kv_heads, tokens_max] 1 = in the static set */
-    uint32_t *order;      /* [kv_heads, tokens_max] token at each place of a page */
     uint32_t *chosen_at;  /* [lists, tokens_max] 1 + decode step that chose a page last; 0 = none */
     uint32_t decoded;     /* decode steps */
     uint32_t steps;       /* decode steps since the static set was chosen */
@@ -47,7 +44,6 @@ typedef struct naive {
     naive_layer *layers;
     uint32_t lists;          /* of pages: one per KV head; with QUEST one per query head */
     unsigned char *attended; /* [query_heads, tokens_max] by the last decode step */
-    int forms_anew;          /* 1: a refresh forms pages anew, as published */
     double border;           /* smallest relative gap at the border of any choice so far */
 } naive;
 

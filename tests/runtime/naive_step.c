@@ -178,19 +178,6 @@ static void choose_share(naive *n, naive_layer *l, uint32_t layer)
     free(b);
 }
 
-/* Sink, static set, rest; each in the order of tokens. */
-static void form_pages(const naive *n, naive_layer *l, uint32_t layer)
-{
-    const uint32_t tokens = naive_sealed(n, layer) * n->c.page_size;
-    for (uint32_t h = 0; h < n->c.kv_heads; h++) {
-        uint32_t *order = l->order + (size_t)h * n->c.tokens_max, count = 0;
-        for (int rest = 0; rest < 2; rest++)
-            for (uint32_t t = 0; t < tokens; t++)
-                if (rest != (t < n->c.sink_tokens || l->fixed[(size_t)h * n->c.tokens_max + t]))
-                    order[count++] = t;
-    }
-}
-
 /* The first choice after a prefill sees every key; later ones do if the cache was asked for it. */
 static void refresh_if_due(naive *n, naive_layer *l, uint32_t layer)
 {
@@ -204,8 +191,6 @@ static void refresh_if_due(naive *n, naive_layer *l, uint32_t layer)
     if (shares)
         choose_share(n, l, layer);
     choose_static(n, l, layer, !l->chosen || shares || n->c.refresh == KVF_REFRESH_EXACT);
-    if (n->forms_anew)
-        form_pages(n, l, layer);
     l->chosen = 1;
     l->steps = 1;
 }
@@ -251,8 +236,7 @@ static uint32_t pages_that_fit(naive *n, const naive_layer *l, uint32_t kv_head,
 {
     const unsigned char *fixed = l->fixed + (size_t)kv_head * n->c.tokens_max;
     uint32_t tokens = 0, count = 0;
-    if (pages == UINT32_MAX || n->forms_anew || n->c.select != KVF_SELECT_HYBRID ||
-        n->c.fill == KVF_FILL_PAGES)
+    if (pages == UINT32_MAX || n->c.select != KVF_SELECT_HYBRID || n->c.fill == KVF_FILL_PAGES)
         return pages;
     while (tokens <= pages * n->c.page_size && count <= sealed) {
         naive_top(scores, sealed, ++count, taken);
@@ -279,11 +263,9 @@ static void select_pages(naive *n, naive_layer *l, uint32_t layer, const void *q
             pages_that_fit(n, l, kv_head, pages_to_take(n, l), scores, sealed, taken);
         note_border(n, naive_top(scores, sealed, take, taken));
         for (uint32_t h = list * heads; h < (list + 1) * heads; h++)
-            for (uint32_t i = 0; i < l->length; i++) {
-                const uint32_t t = l->order[(size_t)kv_head * n->c.tokens_max + i];
+            for (uint32_t t = 0; t < l->length; t++)
                 n->attended[(size_t)h * n->c.tokens_max + t] =
-                    t < n->c.sink_tokens || i >= sealed * P || fixed[t] || taken[i / P];
-            }
+                    t < n->c.sink_tokens || t >= sealed * P || fixed[t] || taken[t / P];
         note_choice(n, l, list, sealed, taken, r);
     }
     free(scores);
