@@ -117,36 +117,6 @@ static void kinds_of_heads_have_the_bits_of_sequences(void **state)
     }
 }
 
-/* With all kinds of heads; the sequence's chunks are others. */
-static void where_chunks_end_changes_no_bit(void **state)
-{
-    static const uint32_t sizes[] = {1, 7, 32, 100};
-    static const kvf_dtype dtypes[] = {KVF_FP32, KVF_BF16};
-    for (uint32_t i = 0; i < 2; i++) {
-        const kvf_runtime_config rc = test_runtime_config();
-        kvf_blocks_config bc = rig_coarse_config();
-        rig r;
-        bc.cache.head_mask = rig_all_kinds;
-        if (bc.cache.pages == KVF_PAGES_NATIVE || !test_on_cuda())
-            bc.cache.dtype = dtypes[i];
-        test_seed_print("blocks", 123);
-        rig_open(&r, &rc, &bc, 1, 123);
-        rig_request *q = &r.request[0];
-        assert_true(q->prompt > 128);
-        for (uint32_t size = 0; size < 4; size++) {
-            if (!test_takes(size + i))
-                continue;
-            rig_grow(&r, q, q->count, 1);
-            q->chunk = sizes[size];
-            while (q->length < q->prompt)
-                if (rig_pass(&r, &q, 1))
-                    fail_msg("chunks of %u: %u tokens differ", sizes[size], r.differs);
-            rig_drop(&r, q);
-        }
-        rig_close(&r);
-    }
-}
-
 /* A graph that the caller recorded once runs again with other tokens, tables, lengths and regions.
  */
 static void a_capture_of_the_caller_has_the_same_bits(void **state)
@@ -427,8 +397,8 @@ static void a_copy_has_the_same_bits(void **state)
 int main(void)
 {
     int failed = unit_run(bits_are_those_of_sequences, kinds_of_heads_have_the_bits_of_sequences,
-                          where_chunks_end_changes_no_bit, a_write_voids_what_the_device_has,
-                          given_pages_have_the_bits_of_sequences, a_copy_has_the_same_bits);
+                          a_write_voids_what_the_device_has, given_pages_have_the_bits_of_sequences,
+                          a_copy_has_the_same_bits);
     if (rig_config().cache.pages ==
         KVF_PAGES_NATIVE) /* quantized physical blocks are dequantized by `dequantize_chunks` */
         failed += unit_run(chunks_read_what_is_on_the_device_there, the_room_of_chunks_gives_way);

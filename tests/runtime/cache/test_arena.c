@@ -437,43 +437,8 @@ static void the_arena_gives_way(void **state)
     assert_int_equal(plan_of(&cc, 0, 0).prompt_bytes, test_on_cuda() ? with.prompt_bytes : 0);
 }
 
-/* Prefill layer after layer finds every earlier token of its layer on the device. */
-static void layer_major_prefill_stays_in_the_arena(void **state)
-{
-    kvf_cache_config cc = test_config_small();
-    test_tokens t;
-    side x = {0};
-    cc.layers = LAYERS;
-    test_tokens_make(&t, &cc, &(test_tokens_spec){.count = 300, .seed = 5, .sharpness = 1.0f});
-    side_open(&x, &cc, 1, 0);
-    kvf_sequence *s = test_sequence(&x.w);
-    for (uint32_t layer = 0; layer < LAYERS; layer++) {
-        for (uint32_t at = 0; at < 300; at += 50) {
-            const test_range range = {.layer = layer, .first = at, .count = 50, .chunk = 50};
-            test_prefill(&x.w, s, &t, &range, NULL);
-            const kvf_prefill_arena *a = &x.w.cache->kv_groups[0].arena;
-            assert_ptr_equal(a->owner, &s->layers[layer]);
-            assert_int_equal(a->first, 0);
-            assert_int_equal(a->end, s->layers[layer].extent.sealed);
-        }
-    }
-    float *out = test_scratch(256 * sizeof *out);
-    test_decode(&x.w, s, &t, 0, 0, out, NULL);
-    assert_ptr_equal(x.w.cache->kv_groups[0].arena.owner,
-                     &s->layers[1]); /* another layer decodes */
-    test_decode(&x.w, s, &t, 1, 0, out, NULL);
-    assert_null(x.w.cache->kv_groups[0].arena.owner);
-    test_wait(&x.w);
-    const kvf_cache_plan *plan = kvf_cache_memory(x.w.cache);
-    assert_true(plan->device_kv_bytes > x.w.cache->kv_groups[0].dims.arena_blocks *
-                                            kvf_block_bytes(&x.w.cache->kv_groups[0].dims.paging));
-    test_world_close(&x.w);
-    test_release(x.out);
-    test_tokens_free(&t);
-}
-
 int main(void)
 {
     return unit_run(an_arena_changes_no_bit, a_chunk_reads_what_is_on_the_device_there,
-                    the_arena_gives_way, layer_major_prefill_stays_in_the_arena);
+                    the_arena_gives_way);
 }

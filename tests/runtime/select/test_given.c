@@ -368,31 +368,6 @@ static void any_ids_attend_to_what_they_name(void **state)
     }
 }
 
-/* All pages within a budget for all: dense attention, with the bits of the same cache by itself. */
-static void all_pages_are_dense_attention(void **state)
-{
-    const kvf_cache_config cc = config_of("budget_tokens=400 digest=codes page_size=4");
-    pair x;
-    pair_open(&x, &cc, test_seed(950));
-    for (size_t i = 0; i < cc.layers * ROWS * x.heads_given; i++)
-        x.ids[i] = (int32_t)(x.stride - 1 - i % x.stride);
-    for (uint32_t step = 0; step < test_afford(STEPS); step++) {
-        lay_out(&x, step);
-        for (uint32_t l = 0; l < cc.layers; l++) {
-            const kvf_decode_args a = call_of(&x, 0, l), b = given_of(&x, l, IDS);
-            test_ok(&x.w[0], kvf_decode(x.w[0].cache, &a, x.w[0].stream));
-            test_ok(&x.w[1], kvf_decode(x.w[1].cache, &b, x.w[1].stream));
-        }
-        test_wait(&x.w[0]);
-        test_wait(&x.w[1]);
-        expect_same(&x, step, "all pages");
-    }
-    kvf_stats stats;
-    kvf_cache_stats(x.w[1].cache, &stats);
-    assert_int_equal(stats.tokens_attended, stats.tokens_held);
-    pair_close(&x);
-}
-
 /* ---- several tokens of a sequence, and lists ---- */
 
 /* The sixth token seals a block, so the call is two steps. */
@@ -521,7 +496,6 @@ static void what_has_no_meaning_is_refused(void **state)
 int main(void)
 {
     return unit_run(a_policys_choice_has_its_bits, a_recorded_step_reads_them_anew,
-                    any_ids_attend_to_what_they_name, all_pages_are_dense_attention,
-                    tokens_of_a_call_have_lists_of_their_own, page_lists_have_what_was_given,
-                    what_has_no_meaning_is_refused);
+                    any_ids_attend_to_what_they_name, tokens_of_a_call_have_lists_of_their_own,
+                    page_lists_have_what_was_given, what_has_no_meaning_is_refused);
 }

@@ -7,6 +7,8 @@
  * are the same.
  *
  * Compares runs of the library with each other. Tokens of the same seed are the same numbers.
+ * Several tokens of a call, queries alone, forks and cuts are compared with single steps under wide
+ * numbers too, in test_several.c, test_queries.c and test_forks.c.
  */
 
 #include <string.h>
@@ -129,39 +131,6 @@ static void pair_expect(pair *p, size_t rows, const char *what)
     assert_memory_equal(p->lse[0], p->lse[1], rows * t->query_heads * sizeof *p->lse[0]);
 }
 
-/* Tokens in one call, of each layer. */
-static void pair_step(pair *p, uint32_t first, uint32_t count, const char *what)
-{
-    for (uint32_t layer = 0; layer < p->t[0].layers; layer++) {
-        for (uint32_t i = 0; i < 2; i++) {
-            kvf_decode_args a = test_step_args(&p->s[i], &p->t[i], layer, first, p->out[i]);
-            a.tokens = &count;
-            a.lse = p->lse[i];
-            test_ok(&p->w[i], kvf_decode(p->w[i].cache, &a, p->w[i].stream));
-        }
-        pair_expect(p, count, what);
-    }
-}
-
-/* Queries of the newest tokens once more, alone: in a chunk, and one in a step. */
-static void pair_ask(pair *p, uint32_t first, uint32_t count)
-{
-    for (uint32_t i = 0; i < 2; i++) {
-        kvf_prefill_args a = test_chunk_args(p->s[i], &p->t[i], 0, first, count, p->out[i]);
-        a.k = a.v = NULL;
-        memset(p->lse[i], 0, count * p->t[i].query_heads * sizeof *p->lse[i]);
-        test_ok(&p->w[i], kvf_prefill(p->w[i].cache, &a, p->w[i].stream));
-    }
-    pair_expect(p, count, "queries of a chunk");
-    for (uint32_t i = 0; i < 2; i++) {
-        kvf_decode_args a = test_step_args(&p->s[i], &p->t[i], 0, first, p->out[i]);
-        a.k = a.v = NULL;
-        a.lse = p->lse[i];
-        test_ok(&p->w[i], kvf_decode(p->w[i].cache, &a, p->w[i].stream));
-    }
-    pair_expect(p, 1, "queries of a step");
-}
-
 /* A file of either side comes back to both, and is the same file. */
 static void pair_swap_files(pair *p)
 {
@@ -181,7 +150,7 @@ static void pair_swap_files(pair *p)
     }
 }
 
-static void calls_are_those_of_rounded_numbers(void **state)
+static void files_are_those_of_rounded_numbers(void **state)
 {
     static const save_case cases[] = {
         {"codes", "digest=codes select=dynamic page_size=4"},
@@ -193,26 +162,14 @@ static void calls_are_those_of_rounded_numbers(void **state)
     const uint64_t seed = test_seed(740);
     (void)state;
     for (uint32_t i = 0; cases[i].name; i++) {
-        kvf_cache_config c = save_config(&cases[i]);
         pair p;
-        c.tokens_per_step_max = 3;
-        pair_open(&p, c, seed + i);
-        pair_step(&p, PROMPT, 3, cases[i].name);
-        if (!c.head_mask && c.pages == KVF_PAGES_NATIVE)
-            pair_ask(&p, PROMPT - 20, 20);
-        for (uint32_t k = 0; k < 2; k++) {
-            kvf_sequence *child = NULL;
-            test_ok(&p.w[k], kvf_sequence_fork(p.w[k].cache, p.s[k], p.w[k].stream, &child));
-            kvf_sequence_destroy(p.s[k]);
-            p.s[k] = child;
-        }
-        pair_step(&p, PROMPT + 3, 2, "a fork");
+        pair_open(&p, save_config(&cases[i]), seed + i);
         pair_swap_files(&p);
-        pair_step(&p, PROMPT + 5, 1, "a file");
-        for (uint32_t k = 0; !c.head_mask && k < 2; k++)
-            test_ok(&p.w[k],
-                    kvf_sequence_truncate(p.w[k].cache, p.s[k], PROMPT - 9, p.w[k].stream));
-        pair_step(&p, c.head_mask ? PROMPT + 6 : PROMPT - 9, 3, "a cut");
+        for (uint32_t layer = 0; layer < p.t[0].layers; layer++) {
+            for (uint32_t k = 0; k < 2; k++)
+                test_decode(&p.w[k], p.s[k], &p.t[k], layer, PROMPT, p.out[k], p.lse[k]);
+            pair_expect(&p, 1, cases[i].name);
+        }
         pair_close(&p);
     }
 }
@@ -379,7 +336,7 @@ static void what_rounds_to_infinity_is_no_number(void **state)
 int main(void)
 {
     return unit_run_around(NULL, save_remove_folder, runs_are_those_of_rounded_numbers,
-                           calls_are_those_of_rounded_numbers, wide_queries_have_the_bits_of_all,
+                           files_are_those_of_rounded_numbers, wide_queries_have_the_bits_of_all,
                            lists_are_those_of_rounded_numbers, scores_are_those_of_rounded_numbers,
                            what_rounds_to_infinity_is_no_number);
 }
