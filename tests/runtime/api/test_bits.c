@@ -57,6 +57,7 @@ static const struct {
     {"select=streaming", &transfers, 8},
     {"select=quest", &transfers, 8},
     {"select=arkvale", &transfers, 8},
+    {"select=dynamic head_dim=192 value_dim=128", &transfers, 8},
     {"select=oracle", &transfers, 8},
     {"select=hybrid page_size=1 budget_tokens=120", &small, 0},
     {"select=quest page_size=1 budget_tokens=120", &small, 0},
@@ -66,6 +67,7 @@ static const struct {
     {"select=oracle page_size=4 budget_tokens=120", &small, 0},
     {"select=hybrid digest=codes page_size=4 budget_tokens=120", &small, 0},
     {"select=dynamic digest=codes page_size=1 budget_tokens=120", &small, 0},
+    {"select=hybrid", &chunks, 8},
     {"select=dynamic digest=codes page_size=4 budget_tokens=64 coarse_share=0 head_mask=2012 "
      "streaming_sink=6 streaming_recent=50",
      &chunks, 8},

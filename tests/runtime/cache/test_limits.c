@@ -277,6 +277,35 @@ static void fork_shares_pages(void **state)
     test_close(&w, &t);
 }
 
+/* Digests of what forks share are there once: with a prompt of Llama-3.1-8B's shape, all digests of
+ * sixteen take an eighth. */
+static void sixteen_forks_take_an_eighth(void **state)
+{
+    enum { FORKS = 16, ANSWER = 256, WINDOW = 64 + 32 };
+    static const char *const kinds[] = {"digest=codes", "digest=codes head_mask=1221221221221221",
+                                        "digest=minmax"}; /* coarse heads have centroids, too */
+    kvf_runtime *runtime = test_runtime();
+    for (uint32_t i = 0; i < 6; i++) {
+        const uint32_t context = i % 2 ? 131072 : 32768;
+        uint64_t bytes[3]; /* a sequence; forks with prompts of their own, and with one */
+        for (uint32_t k = 0; k < 3; k++) {
+            kvf_cache_config c;
+            kvf_cache_plan plan;
+            kvf_cache_config_init(&c);
+            test_set(&c, "layers=2 query_heads=32 kv_heads=8 head_dim=128 dtype=bf16");
+            test_set(&c, kinds[i / 2]);
+            c.sequences_max = k ? FORKS : 1;
+            c.tokens_max = context + ANSWER;
+            c.host_tokens_max = k == 2 ? context + FORKS * (ANSWER + WINDOW) : 0;
+            test_expect(runtime, kvf_cache_plan_make(runtime, &c, &plan, NULL), KVF_OK);
+            bytes[k] = plan.device_digest_bytes;
+        }
+        assert_true(bytes[1] >= FORKS * bytes[0]);
+        assert_true(8 * bytes[2] <= FORKS * bytes[0]);
+    }
+    kvf_runtime_close(runtime);
+}
+
 /* ---- lengths ---- */
 
 static void layers_may_have_different_lengths(void **state)
@@ -491,6 +520,6 @@ int main(void)
     return unit_run(every_bad_setting_is_named, settings_at_the_border, settings_in_force_are_told,
                     tokens_max_is_a_limit, an_exhausted_pool_appends_nothing,
                     a_batch_appends_all_or_nothing, bad_arguments_are_refused, fork_shares_pages,
-                    layers_may_have_different_lengths, positions_come_back, positions_must_ascend,
-                    a_sequence_with_nan_is_named);
+                    sixteen_forks_take_an_eighth, layers_may_have_different_lengths,
+                    positions_come_back, positions_must_ascend, a_sequence_with_nan_is_named);
 }

@@ -59,11 +59,15 @@ void disk_worlds_open(disk_worlds *w, kvf_cache_config config, const kvf_io_ops 
             .count = DISK_PROMPT + 4 * DISK_STEPS, .seed = 7, .sharpness = 2.0f, .topics = 5});
 }
 
-void disk_worlds_check(const disk_worlds *w)
+void disk_worlds_check(disk_worlds *w)
 {
-    for (uint32_t n = 0; n < w->tier.cache->kv_group_count; n++) {
-        const kvf_kv_group *kv_group = &w->tier.cache->kv_groups[n];
+    test_wait(&w->tier);
+    test_wait(&w->plain);
+    const kvf_cache *caches[] = {w->tier.cache, w->plain.cache};
+    for (uint32_t n = 0; n < 2 * caches[0]->kv_group_count; n++) {
+        const kvf_kv_group *kv_group = &caches[n % 2]->kv_groups[n / 2];
         assert_true(kvf_page_pool_is_valid(&kv_group->pool));
+        assert_true(test_residency_is_valid(&kv_group->residency));
         assert_true(!kv_group->pool.tier || kvf_disk_tier_is_valid(kv_group->pool.tier));
     }
     assert_int_equal(w->tier.cache->broken, KVF_OK);
@@ -71,7 +75,6 @@ void disk_worlds_check(const disk_worlds *w)
 
 void disk_worlds_close(disk_worlds *w)
 {
-    test_wait(&w->tier);
     disk_worlds_check(w);
     test_world_close(&w->tier);
     test_close(&w->plain, &w->t);

@@ -29,7 +29,7 @@ kvf_cache_config disk_config_of(const save_case *c, uint32_t bundle_bytes);
 /* `config` has a tier; the other cache is the same without. Engine NULL: the best there is. */
 void disk_worlds_open(disk_worlds *w, kvf_cache_config config, const kvf_io_ops *engine);
 /* Whatever was called, the tier and its pool are valid. */
-void disk_worlds_check(const disk_worlds *w);
+void disk_worlds_check(disk_worlds *w);
 void disk_worlds_close(disk_worlds *w);
 
 /* A sequence in each. */

@@ -182,8 +182,10 @@ static uint64_t run(const kvf_cache_config *c, uint64_t life_seed, uint32_t step
     const kvf_cache *cache = x->w.tier.cache;
     const uint64_t live = x->w.tier.runtime->context->live_bytes;
     const uint32_t blocks = cache->kv_groups[0].pool.free_count;
-    for (uint32_t i = 0; i < (test_on_cuda() ? 10 : 24); i++)
+    for (uint32_t i = 0; i < (test_on_cuda() ? 10 : 24); i++) {
         one_event(x, i, steps, what);
+        disk_worlds_check(&x->w);
+    }
     kvf_cache_stats(cache, &stats);
     printf("# %s: %llu of %llu bundles read, %llu KiB, %llu KiB written, %u restored\n", what,
            (unsigned long long)stats.disk_reads, (unsigned long long)stats.disk_wanted,

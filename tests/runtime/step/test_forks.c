@@ -59,7 +59,7 @@ typedef struct family {
 
 static size_t row_bytes(const family *f)
 {
-    return (size_t)f->cc.query_heads * f->cc.head_dim * test_dtype_bytes(test_tensor_dtype(&f->cc));
+    return test_steps_bytes(&f->pool, 1);
 }
 
 static uint32_t below(family *f, uint32_t count)
@@ -299,6 +299,7 @@ static void families_equal_single_sequences(void **state)
         {6, NULL, "page_size=2 select=quest digest=minmax transfer=each"},
         {5, NULL, "page_size=8 select=arkvale digest=cuboid-mean transfer=gather"},
         {8, NULL, "tokens_per_step_max=3 transfer=gather"},
+        {3, NULL, "tokens_per_step_max=3 head_dim=192 value_dim=128"},
         {5, NULL, "select=hybrid digest=minmax transfer=gather refresh=exact"},
         {5, NULL, "page_size=8 transfer=gather pages=k8v4 head_dim=64"},
         {5, NULL, "transfer=gather device_bytes=1073741824"},

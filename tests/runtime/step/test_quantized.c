@@ -14,7 +14,7 @@
 
 #include "attention_params.h"
 #include "cache.h"
-#include "disk_rig.h"
+#include "harness.h"
 #include "naive.h"
 #include "quantized.h"
 
@@ -151,8 +151,6 @@ static void what_was_quantized_is_attended(void **state)
     }
 }
 
-/* ---- files ---- */
-
 static kvf_cache_config quantized_config(uint32_t i)
 {
     kvf_cache_config c = test_config_small();
@@ -169,30 +167,6 @@ static kvf_cache_config quantized_config(uint32_t i)
     return c;
 }
 
-/* A cut that takes back the block that was sealed last finds it as it was, in a file too. */
-static void a_file_has_the_newest_block_as_it_was(void **state)
-{
-    for (uint32_t i = 0; i < turns_here(2); i++) {
-        kvf_cache_config c = quantized_config(i);
-        c.select = KVF_SELECT_DYNAMIC;
-        test_world w;
-        test_tokens t;
-        test_open(&w, &t, &c, &(test_tokens_spec){.count = 240, .seed = 1312, .sharpness = 2});
-        const uint32_t block = kvf_cache_memory(w.cache)->block_size;
-        const uint32_t held = c.local_tokens + (SAVE_PROMPT - c.local_tokens) / block * block - 1;
-        kvf_sequence *a = test_sequence(&w);
-        test_fill(&w, a, &t, 0, SAVE_PROMPT);
-        assert_int_equal(save_now(&w, a, save_path("quantized"), NULL), KVF_OK);
-        test_ok(&w, kvf_sequence_truncate(w.cache, a, held, w.stream));
-        void *wanted = test_steps(&w, a, &t, held, 20);
-        kvf_sequence_destroy(a);
-        a = save_restore(&w, save_path("quantized"), 1);
-        test_ok(&w, kvf_sequence_truncate(w.cache, a, held, w.stream));
-        test_steps_again(wanted, &w, a, &t, held, 20);
-        test_close(&w, &t);
-    }
-}
-
 /* ---- sizes ---- */
 
 static void pages_are_smaller(void **state)
@@ -201,10 +175,12 @@ static void pages_are_smaller(void **state)
         uint32_t head_dim, page_size;
         kvf_pages pages;
         size_t bytes; /* of a token */
+        uint32_t value_dim;
     } cases[] = {
-        {128, 32, KVF_PAGES_K8V8, 260}, {128, 32, KVF_PAGES_K8V4, 210},
-        {128, 4, KVF_PAGES_K8V8, 272},  {128, 4, KVF_PAGES_K8V4, 224},
-        {64, 4, KVF_PAGES_K8V8, 144},   {64, 4, KVF_PAGES_K8V4, 112},
+        {128, 32, KVF_PAGES_K8V8, 260, 0},  {128, 32, KVF_PAGES_K8V4, 210, 0},
+        {128, 4, KVF_PAGES_K8V8, 272, 0},   {128, 4, KVF_PAGES_K8V4, 224, 0},
+        {64, 4, KVF_PAGES_K8V8, 144, 0},    {64, 4, KVF_PAGES_K8V4, 112, 0},
+        {64, 4, KVF_PAGES_NATIVE, 192, 32},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         kvf_cache_config c = test_config_small();
@@ -213,6 +189,7 @@ static void pages_are_smaller(void **state)
         kvf_cache_plan plan;
         c.dtype = KVF_BF16;
         c.head_dim = cases[i].head_dim;
+        c.value_dim = cases[i].value_dim;
         c.page_size = cases[i].page_size;
         c.pages = cases[i].pages;
         c.tokens_max = 4096;
@@ -440,48 +417,6 @@ static void lists_of_anything_else_are_refused(void **state)
 
 /* ---- refusals ---- */
 
-static void restored_as(const kvf_cache_config *c, const char *text)
-{
-    test_world w;
-    kvf_restore_args args;
-    kvf_sequence *s = NULL;
-    kvf_restore_args_init(&args);
-    args.path = save_path("form");
-    args.exact = 0;
-    test_world_open(&w, NULL, c);
-    test_expect(w.runtime, kvf_sequence_restore(w.cache, &args, w.stream, &s), KVF_INVALID);
-    if (!strstr(kvf_runtime_error(w.runtime)->text, text))
-        fail_msg("%s", kvf_runtime_error(w.runtime)->text);
-    test_world_close(&w);
-}
-
-/* A file comes back to a cache of its own form only, with as many blocks quantized. */
-static void files_of_another_form_are_refused(void **state)
-{
-    for (uint32_t quantized = 0; quantized < 2; quantized++) {
-        kvf_cache_config c = quantized_config(1);
-        test_world w;
-        test_tokens t;
-        c.pages = quantized ? KVF_PAGES_K8V4 : KVF_PAGES_NATIVE;
-        test_open(&w, &t, &c, &(test_tokens_spec){.count = 100, .seed = 1319, .sharpness = 2});
-        kvf_sequence *s = test_sequence(&w);
-        test_fill(&w, s, &t, 0, 100);
-        assert_int_equal(save_now(&w, s, save_path("form"), NULL), KVF_OK);
-        test_close(&w, &t);
-        c.pages = quantized ? KVF_PAGES_NATIVE : KVF_PAGES_K8V8;
-        restored_as(&c, quantized
-                            ? "was saved with pages = k8v4, this cache has bf16; open a cache "
-                              "with that"
-                            : "was saved with pages = bf16, this cache has k8v8; open a cache "
-                              "with that");
-        c.pages = KVF_PAGES_K8V4;
-        c.local_tokens = 60;
-        c.budget_tokens = 200;
-        if (quantized)
-            restored_as(&c, "local_tokens = 60: ");
-    }
-}
-
 static void refused(const kvf_cache_config *c, const char *text)
 {
     kvf_runtime *runtime = test_runtime();
@@ -508,13 +443,9 @@ static void a_gpu_refuses_some(void **state)
 
 int main(void)
 {
-    return test_on_cuda()
-               ? unit_run_around(NULL, save_remove_folder, what_was_quantized_is_attended,
-                                 a_file_has_the_newest_block_as_it_was, a_gpu_refuses_some,
-                                 listed_pages_are_what_steps_attend_to)
-               : unit_run_around(NULL, save_remove_folder, what_was_quantized_is_attended,
-                                 a_file_has_the_newest_block_as_it_was, pages_are_smaller,
-                                 files_of_another_form_are_refused,
-                                 listed_pages_are_what_steps_attend_to,
-                                 lists_of_anything_else_are_refused);
+    return test_on_cuda() ? unit_run(what_was_quantized_is_attended, a_gpu_refuses_some,
+                                     listed_pages_are_what_steps_attend_to)
+                          : unit_run(what_was_quantized_is_attended, pages_are_smaller,
+                                     listed_pages_are_what_steps_attend_to,
+                                     lists_of_anything_else_are_refused);
 }

@@ -101,6 +101,7 @@ static void several_tokens_are_single_ones(void **state)
         ("digest=codes page_size=4 local_tokens=40 budget_tokens=112 static_ratio=auto "
          "refresh=exact"),
         "select=dynamic digest=codes page_size=1 budget_share=0.6",
+        "select=dynamic digest=codes head_dim=192 value_dim=128",
         /* layers of all kinds, with streaming heads only, and without */
         "select=dynamic digest=codes layers=4 head_mask=12010022",
         "select=dynamic digest=codes layers=4 head_mask=12010022 transfer=gather"};
