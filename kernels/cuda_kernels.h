@@ -8,7 +8,7 @@
  *
  * A launcher takes the same arguments as the reference, chooses grid and block from what the host
  * knows (shapes and maxima, never counts that live on the device), enqueues, and returns a
- * cudaError_t as int. `tasks` is that of kvf_<op>_tasks; a launcher may ignore it.
+ * cudaError_t as int. `tasks` is that of kvf_<op>_tasks, and not 0; a launcher may ignore it.
  * It allocates nothing, waits for nothing, and may be recorded in a graph.
  */
 

@@ -396,14 +396,11 @@ static cudaError_t launch_step(const kvf_attend_step_args *s, cudaStream_t strea
     }
 }
 
-extern "C" int kvf_attend_cuda(const void *args, uint32_t tasks, void *stream)
+extern "C" int kvf_attend_cuda(const void *args, uint32_t, void *stream)
 {
     const kvf_attend_args a = *(const kvf_attend_args *)args;
     const kvf_subgroup whole = kvf_subgroup_whole(a.sub, a.group);
     cudaError_t error = cudaSuccess;
-    (void)tasks;
-    if (a.lists == 0 || a.spans_max == 0)
-        return cudaSuccess;
     if (!is_valid(&a))
         return cudaErrorInvalidValue;
     for (uint32_t at = 0; at < whole.count && error == cudaSuccess; at += KVF_SUBGROUP_HEADS) {
@@ -413,13 +410,11 @@ extern "C" int kvf_attend_cuda(const void *args, uint32_t tasks, void *stream)
     return error;
 }
 
-extern "C" int kvf_attend_step_cuda(const void *args, uint32_t tasks, void *stream)
+extern "C" int kvf_attend_step_cuda(const void *args, uint32_t, void *stream)
 {
     const kvf_attend_step_args s = *(const kvf_attend_step_args *)args;
     const kvf_subgroup whole = kvf_subgroup_whole({}, s.attend.group);
     cudaError_t error = cudaSuccess;
-    if (tasks == 0)
-        return cudaSuccess;
     if (!is_valid(&s.attend) || s.attend.spans_max == 0 || s.attend.pass != KVF_PASS_ALL)
         return cudaErrorInvalidValue;
     for (uint32_t at = 0; at < whole.count && error == cudaSuccess; at += KVF_SUBGROUP_HEADS) {

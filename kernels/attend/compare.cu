@@ -46,10 +46,8 @@ static __global__ void compare_kernel(const __grid_constant__ kvf_compare_args a
         a.counters->verified += a.heads;
 }
 
-extern "C" int kvf_compare_cuda(const void *args, uint32_t tasks, void *stream)
+extern "C" int kvf_compare_cuda(const void *args, uint32_t, void *stream)
 {
-    if (tasks == 0)
-        return cudaSuccess;
     return kvf_cuda_launch<compare_kernel>(dim3(1), dim3(THREADS), THREADS * sizeof(double),
                                            (cudaStream_t)stream, *(const kvf_compare_args *)args);
 }

@@ -74,11 +74,11 @@ static __global__ void csr_out_kernel(const __grid_constant__ kvf_csr_args a)
         a.indptr[lists] = (int32_t)(begin + length);
 }
 
-extern "C" int kvf_csr_out_cuda(const void *args, uint32_t tasks, void *stream)
+extern "C" int kvf_csr_out_cuda(const void *args, uint32_t, void *stream)
 {
     const kvf_csr_args *a = (const kvf_csr_args *)args;
     const uint32_t blocks = kvf_div_ceil_u32(a->rows * a->paging.lists, LISTS);
-    if (tasks == 0 || blocks == 0)
+    if (blocks == 0)
         return cudaSuccess;
     return kvf_cuda_launch<csr_out_kernel>(dim3(blocks), dim3(LISTS * KVF_WARP_LANES),
                                            KVF_BLOCK_SCRATCH * 4, (cudaStream_t)stream, *a);
@@ -119,8 +119,6 @@ static __global__ void csr_in_kernel(const __grid_constant__ kvf_csr_args a)
 
 extern "C" int kvf_csr_in_cuda(const void *args, uint32_t tasks, void *stream)
 {
-    if (tasks == 0)
-        return cudaSuccess;
     return kvf_cuda_launch<csr_in_kernel>(dim3(tasks), dim3(THREADS), 0, (cudaStream_t)stream,
                                           *(const kvf_csr_args *)args);
 }

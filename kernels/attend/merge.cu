@@ -28,13 +28,10 @@ static __global__ void __launch_bounds__(THREADS)
                        at % quads * 4, value_dim);
 }
 
-extern "C" int kvf_merge_cuda(const void *args, uint32_t tasks, void *stream)
+extern "C" int kvf_merge_cuda(const void *args, uint32_t, void *stream)
 {
     const kvf_merge_args *a = (const kvf_merge_args *)args;
-    (void)tasks;
     const uint32_t threads = a->lists * a->group * (kvf_value_dim(&a->shape) / 4);
-    if (threads == 0)
-        return cudaSuccess;
     return kvf_cuda_launch_early<merge_rows>(dim3(kvf_div_ceil_u32(threads, THREADS)),
                                              dim3(THREADS), 0, (cudaStream_t)stream, *a);
 }

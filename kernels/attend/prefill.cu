@@ -710,12 +710,9 @@ static __global__ void __launch_bounds__(KVF_PLAIN_THREADS)
     }
 }
 
-extern "C" int kvf_prefill_cuda(const void *args, uint32_t tasks, void *stream)
+extern "C" int kvf_prefill_cuda(const void *args, uint32_t, void *stream)
 {
     const kvf_prefill_kernel_args *a = (const kvf_prefill_kernel_args *)args;
-    (void)tasks;
-    if (a->tokens == 0 || a->kv_heads == 0)
-        return cudaSuccess;
     if (a->group == 0 || a->group > KVF_GROUP_MAX_HEADS)
         return cudaErrorInvalidValue;
     switch (a->shape.dtype) {

@@ -38,8 +38,6 @@ static __global__ void __launch_bounds__(THREADS)
 
 extern "C" int kvf_clone_cuda(const void *args, uint32_t tasks, void *stream)
 {
-    if (tasks == 0)
-        return cudaSuccess;
     return kvf_cuda_launch<clone_blocks>(dim3(tasks), dim3(THREADS), 0, (cudaStream_t)stream,
                                          *(const kvf_clone_args *)args);
 }

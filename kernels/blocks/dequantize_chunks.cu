@@ -37,8 +37,6 @@ static __global__ void __launch_bounds__(THREADS, 2)
 extern "C" int kvf_dequantize_chunks_cuda(const void *args, uint32_t tasks, void *stream)
 {
     const kvf_dequantize_chunks_args *a = (const kvf_dequantize_chunks_args *)args;
-    if (tasks == 0)
-        return cudaSuccess;
     return kvf_cuda_launch<dequantize_chunks_blocks>(
         dim3(tasks), dim3(THREADS), kvf_stored_run_bytes(&a->paging), (cudaStream_t)stream, *a);
 }

@@ -27,8 +27,6 @@ static __global__ void __launch_bounds__(THREADS)
 
 extern "C" int kvf_fill_nan_cuda(const void *args, uint32_t tasks, void *stream)
 {
-    if (tasks == 0)
-        return cudaSuccess;
     return kvf_cuda_launch<fill_nan_rows>(dim3(tasks), dim3(THREADS), 0, (cudaStream_t)stream,
                                           *(const kvf_fill_nan_args *)args);
 }

@@ -128,8 +128,6 @@ extern "C" int kvf_validate_cuda(const void *args, uint32_t tasks, void *stream)
 {
     const kvf_validate_args *a = (const kvf_validate_args *)args;
     const dim3 grid(tasks), block(THREADS);
-    if (tasks == 0)
-        return cudaSuccess;
     if (a->pages != KVF_PAGES_NATIVE)
         return kvf_cuda_launch<validate_regions<true>>(grid, block, 0, (cudaStream_t)stream, *a);
     return kvf_cuda_launch<validate_regions<false>>(grid, block, 0, (cudaStream_t)stream, *a);
@@ -206,8 +204,6 @@ extern "C" int kvf_gather_window_cuda(const void *args, uint32_t tasks, void *st
 {
     const kvf_gather_window_args *a = (const kvf_gather_window_args *)args;
     const dim3 grid(tasks), block(THREADS);
-    if (tasks == 0)
-        return cudaSuccess;
     if (a->pages != KVF_PAGES_NATIVE)
         return kvf_cuda_launch<gather_window_heads<true>>(grid, block, SHARED, (cudaStream_t)stream,
                                                           *a);
@@ -233,8 +229,6 @@ static __global__ void __launch_bounds__(THREADS)
 
 extern "C" int kvf_scatter_heads_cuda(const void *args, uint32_t tasks, void *stream)
 {
-    if (tasks == 0)
-        return cudaSuccess;
     return kvf_cuda_launch<scatter_heads_rows>(dim3(tasks), dim3(THREADS), 0, (cudaStream_t)stream,
                                                *(const kvf_scatter_heads_args *)args);
 }

@@ -144,7 +144,5 @@ extern "C" int kvf_rows_cuda(const void *args, uint32_t tasks, void *stream)
     const kvf_rows_args *a = (const kvf_rows_args *)args;
     const uint32_t ids = (uint32_t)kvf_round_up(a->table_stride, KVF_WARP_LANES);
     const uint32_t threads = kvf_min_u32(THREADS_MAX, kvf_max_u32(THREADS_MIN, ids));
-    if (tasks == 0)
-        return cudaSuccess;
     return kvf_cuda_launch<make_rows>(dim3(tasks), dim3(threads), SHARED, (cudaStream_t)stream, *a);
 }

@@ -277,15 +277,13 @@ static cudaError_t launch_exact(const kvf_write_args *a, dim3 grid, dim3 block, 
                       : kvf_cuda_launch<write_tokens<T, T>>(grid, block, 0, stream, *a);
 }
 
-extern "C" int kvf_write_cuda(const void *args, uint32_t tasks, void *stream)
+extern "C" int kvf_write_cuda(const void *args, uint32_t, void *stream)
 {
     const kvf_write_args *a = (const kvf_write_args *)args;
     const dim3 grid(a->tokens);
     const dim3 block(kvf_min_u32(WARPS_MAX, a->codes.kv_heads) * KVF_WARP_LANES);
     const kvf_shape one = shape_of_one(&a->shape);
     const size_t pages = HALVES * kvf_stored_page_bytes(&one);
-    if (tasks == 0)
-        return cudaSuccess;
     if (a->shape.pages != KVF_PAGES_NATIVE)
         return kvf_cuda_launch<write_quantized>(
             grid, dim3(THREADS), pages > SHARED ? pages : SHARED, (cudaStream_t)stream, *a);
@@ -375,10 +373,10 @@ static __global__ void __launch_bounds__(ADMIT_THREADS, ADMIT_BLOCKS)
             admit_written_page(a, &row, h, page);
 }
 
-extern "C" int kvf_admit_written_cuda(const void *args, uint32_t tasks, void *stream)
+extern "C" int kvf_admit_written_cuda(const void *args, uint32_t, void *stream)
 {
     const kvf_write_args *a = (const kvf_write_args *)args;
-    if (tasks == 0 || a->tokens == 0)
+    if (a->tokens == 0)
         return cudaSuccess;
     return kvf_cuda_launch<admit_written_pages>(dim3(a->tokens), dim3(ADMIT_THREADS), 0,
                                                 (cudaStream_t)stream, *a);

@@ -146,11 +146,9 @@ template <typename T> static int launch_wide(const kvf_append_args *a, void *str
     return a->wide_queries ? launch<T, QUERIES>(a, stream) : launch<T, NONE>(a, stream);
 }
 
-extern "C" int kvf_append_cuda(const void *args, uint32_t tasks, void *stream)
+extern "C" int kvf_append_cuda(const void *args, uint32_t, void *stream)
 {
     const kvf_append_args *a = (const kvf_append_args *)args;
-    if (tasks == 0)
-        return cudaSuccess;
     switch (a->paging.shape.dtype) {
     case KVF_BF16:
         return launch_wide<kvf_bf16>(a, stream);

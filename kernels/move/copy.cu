@@ -40,11 +40,10 @@ static __global__ void __launch_bounds__(WARPS *KVF_WARP_LANES, 6)
                                   (uint32_t)a.bytes);
 }
 
-extern "C" int kvf_copy_cuda(const void *args, uint32_t tasks, void *stream)
+extern "C" int kvf_copy_cuda(const void *args, uint32_t, void *stream)
 {
     const kvf_copy_args *a = (const kvf_copy_args *)args;
     const uint64_t pieces = (a->bytes + PIECE - 1) / PIECE;
-    (void)tasks;
     if (a->count == 0 || a->bytes == 0)
         return cudaSuccess;
     if (a->bytes <= PIECE / 2) {

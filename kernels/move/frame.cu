@@ -29,8 +29,6 @@ static __global__ void frame_kernel(const __grid_constant__ kvf_frame_args a)
 
 extern "C" int kvf_frame_cuda(const void *args, uint32_t tasks, void *stream)
 {
-    if (tasks == 0)
-        return cudaSuccess;
     return kvf_cuda_launch<frame_kernel>(dim3(tasks), dim3(THREADS), 0, (cudaStream_t)stream,
                                          *(const kvf_frame_args *)args);
 }

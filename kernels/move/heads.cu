@@ -41,11 +41,9 @@ static __global__ void __launch_bounds__(THREADS)
         move_words<uint16_t>(job, first, end);
 }
 
-extern "C" int kvf_heads_cuda(const void *args, uint32_t tasks, void *stream)
+extern "C" int kvf_heads_cuda(const void *args, uint32_t, void *stream)
 {
     const kvf_heads_args *a = (const kvf_heads_args *)args;
-    if (tasks == 0)
-        return cudaSuccess;
     return kvf_cuda_launch<heads_kernel>(
         dim3(kvf_div_ceil_u32(a->rows, KVF_HEADS_ROWS), a->job_count), dim3(THREADS), 0,
         (cudaStream_t)stream, *a);

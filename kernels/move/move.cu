@@ -100,10 +100,9 @@ static __global__ void __launch_bounds__(WARPS *KVF_WARP_LANES)
         announce(a);
 }
 
-extern "C" int kvf_move_cuda(const void *args, uint32_t tasks, void *stream)
+extern "C" int kvf_move_cuda(const void *args, uint32_t, void *stream)
 {
     const kvf_move_args *a = (const kvf_move_args *)args;
-    (void)tasks;
     if (a->blocks == 0 || a->blocks > KVF_MOVE_BLOCKS_MAX)
         return cudaErrorInvalidValue;
     return kvf_cuda_launch<move_pages>(dim3(a->blocks), dim3(WARPS * KVF_WARP_LANES), 0,

@@ -34,9 +34,8 @@ static __global__ void publish(const __grid_constant__ kvf_publish_args a)
     kvf_store_release_system(a.request, a.ticket);
 }
 
-extern "C" int kvf_publish_cuda(const void *args, uint32_t tasks, void *stream)
+extern "C" int kvf_publish_cuda(const void *args, uint32_t, void *stream)
 {
-    (void)tasks;
     return kvf_cuda_launch<publish>(dim3(1), dim3(PUBLISH_THREADS), 0, (cudaStream_t)stream,
                                     *(const kvf_publish_args *)args);
 }

@@ -53,8 +53,6 @@ static __global__ void __launch_bounds__(THREADS)
 extern "C" int kvf_quantize_cuda(const void *args, uint32_t tasks, void *stream)
 {
     const kvf_quantize_args *a = (const kvf_quantize_args *)args;
-    if (tasks == 0)
-        return cudaSuccess;
     return kvf_cuda_launch<quantize_kernel>(
         dim3(tasks), dim3(THREADS), kvf_stored_run_bytes(&a->paging), (cudaStream_t)stream, *a);
 }
@@ -175,8 +173,6 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS)
 extern "C" int kvf_carry_cuda(const void *args, uint32_t tasks, void *stream)
 {
     const kvf_carry_args *a = (const kvf_carry_args *)args;
-    if (tasks == 0)
-        return cudaSuccess;
     return kvf_cuda_launch<carry_kernel>(
         dim3(tasks), dim3(THREADS), kvf_stored_run_bytes(&a->paging), (cudaStream_t)stream, *a);
 }

@@ -66,8 +66,6 @@ extern "C" int kvf_read_cuda(const void *args, uint32_t tasks, void *stream)
 {
     const kvf_read_args *a = (const kvf_read_args *)args;
     const kvf_shape *s = &a->paging.shape;
-    if (tasks == 0)
-        return cudaSuccess;
     return kvf_cuda_launch<read_kernel>(dim3(PARTS, tasks), dim3(THREADS),
                                         s->pages == KVF_PAGES_NATIVE ? 0 : kvf_stored_page_bytes(s),
                                         (cudaStream_t)stream, *a);

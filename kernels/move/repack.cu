@@ -71,13 +71,10 @@ static __global__ void __launch_bounds__(THREADS)
     }
 }
 
-extern "C" int kvf_repack_cuda(const void *args, uint32_t tasks, void *stream)
+extern "C" int kvf_repack_cuda(const void *args, uint32_t, void *stream)
 {
     const kvf_repack_args *a = (const kvf_repack_args *)args;
-    (void)tasks;
     const uint32_t blocks = kvf_div_ceil_u32(a->first + a->tokens, a->shape.page_size);
-    if (a->tokens == 0 || a->kv_heads == 0)
-        return cudaSuccess;
     return kvf_cuda_launch<repack_block>(dim3(blocks, a->kv_heads), dim3(THREADS), 0,
                                          (cudaStream_t)stream, *a);
 }

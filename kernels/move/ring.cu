@@ -38,11 +38,9 @@ static __global__ void __launch_bounds__(THREADS)
         a.span_count[list] = count;
 }
 
-extern "C" int kvf_ring_cuda(const void *args, uint32_t tasks, void *stream)
+extern "C" int kvf_ring_cuda(const void *args, uint32_t, void *stream)
 {
     const kvf_ring_args *a = (const kvf_ring_args *)args;
-    if (tasks == 0)
-        return cudaSuccess;
     return kvf_cuda_launch<ring_kernel>(dim3(a->ring.heads, a->rows), dim3(THREADS), 0,
                                         (cudaStream_t)stream, *a);
 }

@@ -30,8 +30,6 @@ extern "C" int kvf_table_cuda(const void *args, uint32_t tasks, void *stream)
 {
     const kvf_table_args *a = (const kvf_table_args *)args;
     const uint32_t parts = kvf_min_u32(PARTS, kvf_div_ceil_u32(a->paging.blocks_max, 8 * THREADS));
-    if (tasks == 0)
-        return cudaSuccess;
     return kvf_cuda_launch<table_kernel>(dim3(parts, tasks), dim3(THREADS), 0, (cudaStream_t)stream,
                                          *a);
 }

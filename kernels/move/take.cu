@@ -53,12 +53,9 @@ static __global__ void __launch_bounds__(THREADS)
     }
 }
 
-extern "C" int kvf_take_cuda(const void *args, uint32_t tasks, void *stream)
+extern "C" int kvf_take_cuda(const void *args, uint32_t, void *stream)
 {
     const kvf_take_args *a = (const kvf_take_args *)args;
-    (void)tasks;
-    if (a->count == 0 || a->kv_heads == 0)
-        return cudaSuccess;
     return kvf_cuda_launch<take_tokens>(
         dim3(kvf_div_ceil_u32(a->count, KVF_TAKE_TOKENS), a->kv_heads), dim3(THREADS), 0,
         (cudaStream_t)stream, *a);

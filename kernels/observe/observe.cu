@@ -616,8 +616,6 @@ static cudaError_t launch_plain(const kvf_observe_args *a, bool is_score, cudaSt
 
 static int launch(const kvf_observe_args *a, bool is_score, cudaStream_t stream)
 {
-    if (a->kv_heads == 0 || a->spans_max == 0)
-        return cudaSuccess;
     if (a->group == 0 || a->group > KVF_GROUP_MAX_HEADS || a->window == 0 ||
         a->window > kvf_observe_window_max(a->group) ||
         a->group_first + kvf_observe_heads(a) > a->group)
@@ -632,14 +630,12 @@ static int launch(const kvf_observe_args *a, bool is_score, cudaStream_t stream)
     }
 }
 
-extern "C" int kvf_observe_stats_cuda(const void *args, uint32_t tasks, void *stream)
+extern "C" int kvf_observe_stats_cuda(const void *args, uint32_t, void *stream)
 {
-    (void)tasks;
     return launch((const kvf_observe_args *)args, false, (cudaStream_t)stream);
 }
 
-extern "C" int kvf_observe_score_cuda(const void *args, uint32_t tasks, void *stream)
+extern "C" int kvf_observe_score_cuda(const void *args, uint32_t, void *stream)
 {
-    (void)tasks;
     return launch((const kvf_observe_args *)args, true, (cudaStream_t)stream);
 }

@@ -228,8 +228,6 @@ static __global__ void __launch_bounds__(THREADS, 2)
 
 extern "C" int kvf_pack_cuda(const void *args, uint32_t tasks, void *stream)
 {
-    if (tasks == 0)
-        return cudaSuccess;
     return kvf_cuda_launch<pack_kernel>(dim3(PARTS, tasks), dim3(THREADS), sizeof(shared_state),
                                         (cudaStream_t)stream, *(const kvf_pack_args *)args);
 }

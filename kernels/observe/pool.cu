@@ -41,10 +41,9 @@ static __global__ void __launch_bounds__(THREADS) pool_row(const __grid_constant
     *out = x;
 }
 
-extern "C" int kvf_pool_cuda(const void *args, uint32_t tasks, void *stream)
+extern "C" int kvf_pool_cuda(const void *args, uint32_t, void *stream)
 {
     const kvf_pool_args *a = (const kvf_pool_args *)args;
-    (void)tasks;
     if (a->rows == 0 || a->count == 0)
         return cudaSuccess;
     return kvf_cuda_launch<pool_row>(dim3(kvf_div_ceil_u32(a->count, THREADS), a->rows),

@@ -157,13 +157,10 @@ static __global__ void __launch_bounds__(THREADS_MAX, 1)
     }
 }
 
-extern "C" int kvf_profile_cuda(const void *args, uint32_t tasks, void *stream)
+extern "C" int kvf_profile_cuda(const void *args, uint32_t, void *stream)
 {
     const kvf_profile_args *a = (const kvf_profile_args *)args;
     uint32_t threads = THREADS_MIN;
-    (void)tasks;
-    if (a->rows == 0)
-        return cudaSuccess;
     while (threads < THREADS_MAX && threads * ITEMS < a->count)
         threads *= 2;
     return kvf_cuda_launch<profile_row>(dim3(a->rows), dim3(threads), sizeof(state),

@@ -43,8 +43,6 @@ extern "C" int kvf_centroids_cuda(const void *args, uint32_t tasks, void *stream
 {
     const kvf_centroids_args *a = (const kvf_centroids_args *)args;
     const uint32_t head_dim = a->paging.shape.head_dim;
-    if (tasks == 0)
-        return cudaSuccess;
     return kvf_cuda_launch<centroids_of>(dim3(tasks), dim3(head_dim), head_dim * sizeof(float),
                                          (cudaStream_t)stream, *a);
 }
@@ -94,11 +92,9 @@ static __global__ void __launch_bounds__(CENTROIDS_PER_BLOCK)
     }
 }
 
-extern "C" int kvf_score_centroids_cuda(const void *args, uint32_t tasks, void *stream)
+extern "C" int kvf_score_centroids_cuda(const void *args, uint32_t, void *stream)
 {
     const kvf_score_centroids_args *a = (const kvf_score_centroids_args *)args;
-    if (tasks == 0)
-        return cudaSuccess;
     return kvf_cuda_launch<score_task>(
         dim3(kvf_div_ceil_u32(a->stride, CENTROIDS_PER_BLOCK), a->lists), dim3(CENTROIDS_PER_BLOCK),
         a->group * a->head_dim, (cudaStream_t)stream, *a);
@@ -145,8 +141,6 @@ static __global__ void __launch_bounds__(FILTER_THREADS)
 
 extern "C" int kvf_filter_cuda(const void *args, uint32_t tasks, void *stream)
 {
-    if (tasks == 0)
-        return cudaSuccess;
     return kvf_cuda_launch<filter_blocks>(dim3(tasks), dim3(FILTER_THREADS), 0,
                                           (cudaStream_t)stream, *(const kvf_filter_args *)args);
 }

@@ -154,10 +154,9 @@ static __global__ void __launch_bounds__(WARPS_MAX *KVF_WARP_LANES)
     }
 }
 
-extern "C" int kvf_reduce_cuda(const void *args, uint32_t tasks, void *stream)
+extern "C" int kvf_reduce_cuda(const void *args, uint32_t, void *stream)
 {
     const kvf_reduce_args *a = (const kvf_reduce_args *)args;
-    (void)tasks;
     if (a->outputs == 0 || a->pages_max == 0)
         return cudaSuccess;
     if (a->kind != KVF_GROUP_MEAN_SOFTMAX)

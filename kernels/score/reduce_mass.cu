@@ -75,10 +75,9 @@ static int launch(const kvf_reduce_mass_args *a, cudaStream_t stream)
     return kvf_cuda_launch_early<reduce_mass_pages<KIND, 1>>(grid, block, shared, stream, *a, part);
 }
 
-extern "C" int kvf_reduce_mass_cuda(const void *args, uint32_t tasks, void *stream)
+extern "C" int kvf_reduce_mass_cuda(const void *args, uint32_t, void *stream)
 {
     const kvf_reduce_mass_args *a = (const kvf_reduce_mass_args *)args;
-    (void)tasks;
     if (a->lists == 0 || a->pages_max == 0)
         return cudaSuccess;
     switch (a->kind) {

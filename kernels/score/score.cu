@@ -238,12 +238,9 @@ static int launch_any(const kvf_score_args *a, cudaStream_t stream)
     }
 }
 
-extern "C" int kvf_score_cuda(const void *args, uint32_t tasks, void *stream)
+extern "C" int kvf_score_cuda(const void *args, uint32_t, void *stream)
 {
     const kvf_score_args *a = (const kvf_score_args *)args;
-    (void)tasks;
-    if (a->lists == 0 || a->pages_max == 0)
-        return cudaSuccess;
     const kvf_subgroup whole = kvf_subgroup_whole(a->sub, a->group);
     int error = cudaSuccess;
     for (uint32_t at = 0; at < whole.count && error == cudaSuccess; at += KVF_SUBGROUP_HEADS) {

@@ -907,12 +907,9 @@ static kvf_score_codes_args take_subgroup(const kvf_score_codes_args *a, kvf_sub
     return one;
 }
 
-extern "C" int kvf_score_codes_cuda(const void *args, uint32_t tasks, void *stream)
+extern "C" int kvf_score_codes_cuda(const void *args, uint32_t, void *stream)
 {
     const kvf_score_codes_args *a = (const kvf_score_codes_args *)args;
-    (void)tasks;
-    if (a->lists == 0 || a->tiles_max == 0)
-        return cudaSuccess;
     const kvf_subgroup whole = kvf_subgroup_whole(a->sub, a->group);
     int error = cudaSuccess;
     for (uint32_t at = 0; at < whole.count && error == cudaSuccess; at += KVF_SUBGROUP_HEADS) {

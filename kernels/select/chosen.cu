@@ -53,8 +53,6 @@ static __global__ void __launch_bounds__(GIVEN_THREADS)
 
 extern "C" int kvf_given_cuda(const void *args, uint32_t tasks, void *stream)
 {
-    if (tasks == 0)
-        return cudaSuccess;
     return kvf_cuda_launch_early<given_kernel>(dim3(tasks), dim3(GIVEN_THREADS), 0,
                                                (cudaStream_t)stream, *(const kvf_given_args *)args);
 }
@@ -84,8 +82,6 @@ static __global__ void newest_kernel(const __grid_constant__ kvf_newest_args a)
 
 extern "C" int kvf_newest_cuda(const void *args, uint32_t tasks, void *stream)
 {
-    if (tasks == 0)
-        return cudaSuccess;
     return kvf_cuda_launch_early<newest_kernel>(
         dim3(tasks), dim3(NEWEST_THREADS), 0, (cudaStream_t)stream, *(const kvf_newest_args *)args);
 }
@@ -109,8 +105,6 @@ static __global__ void spread_kernel(const __grid_constant__ kvf_spread_args a)
 
 extern "C" int kvf_spread_cuda(const void *args, uint32_t tasks, void *stream)
 {
-    if (tasks == 0)
-        return cudaSuccess;
     return kvf_cuda_launch<spread_kernel>(dim3(tasks), dim3(SPREAD_THREADS), 0,
                                           (cudaStream_t)stream, *(const kvf_spread_args *)args);
 }
@@ -155,8 +149,6 @@ static __global__ void mask_kernel(const __grid_constant__ kvf_mask_args a)
 
 extern "C" int kvf_mask_cuda(const void *args, uint32_t tasks, void *stream)
 {
-    if (tasks == 0)
-        return cudaSuccess;
     return kvf_cuda_launch<mask_kernel>(dim3(tasks), dim3(MASK_THREADS), KVF_BLOCK_SCRATCH * 4,
                                         (cudaStream_t)stream, *(const kvf_mask_args *)args);
 }
@@ -223,8 +215,6 @@ static __global__ void __launch_bounds__(KVF_WARP_LANES)
 
 extern "C" int kvf_trim_cuda(const void *args, uint32_t tasks, void *stream)
 {
-    if (tasks == 0)
-        return cudaSuccess;
     return kvf_cuda_launch_early<trim_kernel>(dim3(tasks), dim3(KVF_WARP_LANES), 0,
                                               (cudaStream_t)stream, *(const kvf_trim_args *)args);
 }
@@ -268,10 +258,8 @@ static __global__ void overlap_kernel(const __grid_constant__ kvf_overlap_args a
         a.choose[i] = kvf_row_choose(p, row);
 }
 
-extern "C" int kvf_overlap_cuda(const void *args, uint32_t tasks, void *stream)
+extern "C" int kvf_overlap_cuda(const void *args, uint32_t, void *stream)
 {
-    if (tasks == 0)
-        return cudaSuccess;
     return kvf_cuda_launch<overlap_kernel>(dim3(1), dim3(OVERLAP_THREADS), KVF_BLOCK_SCRATCH * 4,
                                            (cudaStream_t)stream, *(const kvf_overlap_args *)args);
 }

@@ -26,8 +26,6 @@ static __global__ void drop_kernel(const __grid_constant__ kvf_drop_args a)
 
 extern "C" int kvf_drop_cuda(const void *args, uint32_t tasks, void *stream)
 {
-    if (tasks == 0)
-        return cudaSuccess;
     return kvf_cuda_launch<drop_kernel>(dim3(tasks), dim3(THREADS), 0, (cudaStream_t)stream,
                                         *(const kvf_drop_args *)args);
 }

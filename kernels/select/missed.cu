@@ -49,11 +49,11 @@ static __global__ void fetch_kernel(const __grid_constant__ kvf_fetch_args a)
         *a.count = n + count;
 }
 
-extern "C" int kvf_fetch_cuda(const void *args, uint32_t tasks, void *stream)
+extern "C" int kvf_fetch_cuda(const void *args, uint32_t, void *stream)
 {
     const kvf_fetch_args *a = (const kvf_fetch_args *)args;
     const uint32_t blocks = kvf_div_ceil_u32(a->rows * a->paging.lists, FETCH_LISTS);
-    if (tasks == 0 || blocks == 0)
+    if (blocks == 0)
         return cudaSuccess;
     return kvf_cuda_launch_early<fetch_kernel>(dim3(blocks), dim3(FETCH_LISTS * KVF_WARP_LANES),
                                                KVF_BLOCK_SCRATCH * 4, (cudaStream_t)stream, *a);
@@ -93,8 +93,6 @@ static __global__ void __launch_bounds__(COLLECT_THREADS)
 
 extern "C" int kvf_collect_cuda(const void *args, uint32_t tasks, void *stream)
 {
-    if (tasks == 0)
-        return cudaSuccess;
     return kvf_cuda_launch_early<collect_pages>(dim3(COLLECT_PARTS, tasks), dim3(COLLECT_THREADS),
                                                 0, (cudaStream_t)stream,
                                                 *(const kvf_collect_args *)args);
@@ -141,10 +139,10 @@ static __global__ void __launch_bounds__(ADMIT_THREADS)
         admit_page(a, row, blockIdx.y, block, i);
 }
 
-extern "C" int kvf_admit_cuda(const void *args, uint32_t tasks, void *stream)
+extern "C" int kvf_admit_cuda(const void *args, uint32_t, void *stream)
 {
     const kvf_admit_args *a = (const kvf_admit_args *)args;
-    if (tasks == 0 || a->count == 0)
+    if (a->count == 0)
         return cudaSuccess;
     return kvf_cuda_launch<admit_runs>(dim3(a->count, a->paging.kv_heads, a->rows),
                                        dim3(ADMIT_THREADS), 0, (cudaStream_t)stream, *a);

@@ -28,11 +28,9 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS)
                      [](uint32_t, uint32_t) {});
 }
 
-extern "C" int kvf_resolve_cuda(const void *args, uint32_t tasks, void *stream)
+extern "C" int kvf_resolve_cuda(const void *args, uint32_t, void *stream)
 {
     const kvf_resolve_args *a = (const kvf_resolve_args *)args;
-    if (tasks == 0)
-        return cudaSuccess;
     return kvf_cuda_launch_early<resolve_list>(dim3(a->rows * a->paging.lists), dim3(THREADS), 0,
                                                (cudaStream_t)stream, *a);
 }

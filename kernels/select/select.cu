@@ -190,11 +190,9 @@ static int select(const kvf_select_args *a, cudaStream_t stream)
                                                  front_bytes(a), stream, *a, g);
 }
 
-extern "C" int kvf_select_cuda(const void *args, uint32_t tasks, void *stream)
+extern "C" int kvf_select_cuda(const void *args, uint32_t, void *stream)
 {
     const kvf_select_args *a = (const kvf_select_args *)args;
-    if (tasks == 0)
-        return cudaSuccess;
     if (!a->masses.mass)
         return select(a, (cudaStream_t)stream);
     const size_t front = front_bytes(a), most = kvf_cuda_shared_max();

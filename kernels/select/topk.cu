@@ -30,13 +30,10 @@ static __global__ void __launch_bounds__(KVF_TOPK_THREADS_MAX)
         a.id_count[list] = taken;
 }
 
-extern "C" int kvf_topk_cuda(const void *args, uint32_t tasks, void *stream)
+extern "C" int kvf_topk_cuda(const void *args, uint32_t, void *stream)
 {
     const kvf_topk_args *a = (const kvf_topk_args *)args;
     const kvf_topk_grid g = kvf_topk_grid_of(a);
-    (void)tasks;
-    if (a->lists == 0)
-        return cudaSuccess;
     return kvf_cuda_launch_early<top_of_list>(dim3(a->lists * g.parts), dim3(g.threads),
                                               sizeof(kvf_topk_state), (cudaStream_t)stream, *a, g);
 }

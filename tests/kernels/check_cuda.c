@@ -250,6 +250,8 @@ static kvf_cuda_launch_fn launcher(check_launcher fn)
 static cudaError_t launch(check_cuda *cuda, check_launcher fn, check_args args, uint32_t tasks)
 {
     _Alignas(64) char copy[ARGS_MAX];
+    if (tasks == 0)
+        return cudaSuccess;
     if (IS_ADOPTED)
         return (cudaError_t)launcher(fn)(args.at, tasks, cuda->stream);
     if (args.bytes > ARGS_MAX)
