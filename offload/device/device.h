@@ -123,16 +123,17 @@ typedef struct kvf_device_ops {
      * streams that waited for an earlier event of this one. */
     void (*stream_fail)(kvf_stream *stream, kvf_status status);
 
-    /* A stream of the caller, named by the device's own handle (cudaStream_t); destroy gives back
-     * the wrapper only. KVF_UNSUPPORTED on the host device. */
+    int (*is_capturing)(kvf_stream *stream); /* -1: the device could not say */
+
+    /* The rest is NULL on the host device. A stream of the caller, named by the device's own handle
+     * (cudaStream_t); destroy gives back the wrapper only. */
     kvf_status (*stream_wrap)(kvf_device *device, void *native, kvf_stream **out);
-    void *(*stream_native)(kvf_stream *stream); /* NULL on the host device */
+    void *(*stream_native)(kvf_stream *stream);
 
     /* Record what is enqueued on `stream`, and on streams that wait for its events and that it
      * waits for in the end, instead of running it. KVF_UNSUPPORTED where properties say so. */
     kvf_status (*capture_begin)(kvf_stream *stream);
     kvf_status (*capture_end)(kvf_stream *stream, kvf_graph **out);
-    int (*is_capturing)(kvf_stream *stream);         /* -1: the device could not say */
     uint32_t (*graph_nodes)(const kvf_graph *graph); /* how many it has */
     kvf_status (*graph_launch)(kvf_graph *graph, kvf_stream *stream);
     void (*graph_destroy)(kvf_graph *graph); /* NULL is fine */

@@ -160,8 +160,7 @@ static void host_unregister(kvf_device *base, void *host, size_t bytes)
     pthread_mutex_unlock(&device->lock);
 }
 
-/* ---- the device
- * ---------------------------------------------------------------------------------- */
+/* ---- the device ---- */
 
 static void read_name(char name[64])
 {
@@ -198,60 +197,11 @@ static void host_properties(const kvf_device *base, kvf_device_properties *out)
     out->pins_host_memory = false;
 }
 
-/* ---- what only a GPU has ---- */
-
-static kvf_status host_stream_wrap(kvf_device *device, void *native, kvf_stream **out)
-{
-    (void)native;
-    *out = NULL;
-    KVF_FAIL(device->context, KVF_UNSUPPORTED,
-             "the host device has no streams of its own to wrap; use kvf_stream_create");
-}
-
-static void *host_stream_native(kvf_stream *stream)
-{
-    (void)stream;
-    return NULL;
-}
-
-static kvf_status refuse_graphs(kvf_device *device)
-{
-    KVF_FAIL(device->context, KVF_UNSUPPORTED,
-             "the host device records no graphs; enqueue the step as usual");
-}
-
-static kvf_status host_capture_begin(kvf_stream *stream)
-{
-    return refuse_graphs(stream->device);
-}
-
-static kvf_status host_capture_end(kvf_stream *stream, kvf_graph **out)
-{
-    *out = NULL;
-    return refuse_graphs(stream->device);
-}
-
+/* Work is never recorded here. */
 static int host_is_capturing(kvf_stream *stream)
 {
     (void)stream;
     return 0;
-}
-
-static uint32_t host_graph_nodes(const kvf_graph *graph)
-{
-    (void)graph;
-    return 0;
-}
-
-static kvf_status host_graph_launch(kvf_graph *graph, kvf_stream *stream)
-{
-    (void)graph;
-    return refuse_graphs(stream->device);
-}
-
-static void host_graph_destroy(kvf_graph *graph)
-{
-    KVF_ASSERT(!graph); /* there never is one */
 }
 
 /* ---- opening and closing ---- */
@@ -295,14 +245,7 @@ static const kvf_device_ops host_ops = {
     .launch = kvf_host_launch,
     .host_call = kvf_host_host_call,
     .stream_fail = kvf_host_stream_fail,
-    .stream_wrap = host_stream_wrap,
-    .stream_native = host_stream_native,
-    .capture_begin = host_capture_begin,
-    .capture_end = host_capture_end,
     .is_capturing = host_is_capturing,
-    .graph_nodes = host_graph_nodes,
-    .graph_launch = host_graph_launch,
-    .graph_destroy = host_graph_destroy,
 };
 
 kvf_status kvf_device_host_open(kvf_context *context, const kvf_device_config *config,

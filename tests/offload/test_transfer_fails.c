@@ -200,7 +200,6 @@ static void test_recording(void **state)
     open_failing(&f, KVF_TRANSFER_MAPPED, SLOTS);
     f.r.ops->properties(f.r.device, &properties);
     if (!properties.can_capture) {
-        assert_int_equal(f.r.ops->capture_begin(f.stream), KVF_UNSUPPORTED);
         close_failing(&f);
         return;
     }
