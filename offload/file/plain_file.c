@@ -284,44 +284,39 @@ void kvf_disk_file_close(kvf_disk_file *f)
     *f = (kvf_disk_file){.buffered = -1, .direct = -1};
 }
 
-kvf_status kvf_disk_file_read(const kvf_disk_file *f, kvf_context *context, uint64_t offset,
-                              size_t bytes, char *to)
+/* All bytes, to memory or from it; the other one is NULL. */
+static kvf_status move_bytes(const kvf_disk_file *f, kvf_context *context, uint64_t offset,
+                             size_t bytes, char *to, const char *from)
 {
     while (bytes) {
-        const ssize_t moved = refused(context, "tier read", EIO) || is_lost(f)
-                                  ? -1
-                                  : pread(f->buffered, to, bytes, (off_t)offset);
-        if (moved < 0 && errno == EINTR)
+        const bool is_refused =
+            to ? refused(context, "tier read", EIO) : refused(context, "tier write", ENOSPC);
+        const ssize_t moved = is_refused || is_lost(f) ? -1
+                              : to ? pread(f->buffered, to, bytes, (off_t)offset)
+                                   : kvf_pwrite(f->buffered, from, bytes, offset);
+        const int code = moved < 0 ? errno : EIO;
+        if (moved < 0 && code == EINTR)
             continue;
         if (moved <= 0)
-            return kvf_fail(context, KVF_SYSTEM, moved ? errno : EIO,
-                            "disk_path: reading %zu bytes of its file failed: %s%s", bytes,
-                            kvf_errno_text(moved ? errno : EIO),
-                            kvf_errno_fix(moved ? errno : EIO));
-        to += moved;
+            return kvf_fail(
+                context, KVF_SYSTEM, code, "disk_path: %s %zu bytes of its file failed: %s%s",
+                to ? "reading" : "writing", bytes, kvf_errno_text(code), kvf_errno_fix(code));
+        to = to ? to + moved : NULL;
+        from = from ? from + moved : NULL;
         offset += (uint64_t)moved;
         bytes -= (size_t)moved;
     }
     return KVF_OK;
 }
 
+kvf_status kvf_disk_file_read(const kvf_disk_file *f, kvf_context *context, uint64_t offset,
+                              size_t bytes, char *to)
+{
+    return move_bytes(f, context, offset, bytes, to, NULL);
+}
+
 kvf_status kvf_disk_file_write(const kvf_disk_file *f, kvf_context *context, uint64_t offset,
                                size_t bytes, const char *from)
 {
-    while (bytes) {
-        const ssize_t moved = refused(context, "tier write", ENOSPC) || is_lost(f)
-                                  ? -1
-                                  : kvf_pwrite(f->buffered, from, bytes, offset);
-        if (moved < 0 && errno == EINTR)
-            continue;
-        if (moved <= 0)
-            return kvf_fail(context, KVF_SYSTEM, moved ? errno : EIO,
-                            "disk_path: writing %zu bytes of its file failed: %s%s", bytes,
-                            kvf_errno_text(moved ? errno : EIO),
-                            kvf_errno_fix(moved ? errno : EIO));
-        from += moved;
-        offset += (uint64_t)moved;
-        bytes -= (size_t)moved;
-    }
-    return KVF_OK;
+    return move_bytes(f, context, offset, bytes, NULL, from);
 }
