@@ -120,23 +120,13 @@ kvf_status kvf_cuda_fill(kvf_stream *base, void *to, int byte, size_t bytes)
 
 /* ---- kernels ---- */
 
-static kvf_status check_args(kvf_stream *stream, size_t args_bytes)
-{
-    if (args_bytes <= KVF_LAUNCH_ARGS_MAX)
-        return KVF_OK;
-    KVF_FAIL(stream->device->context, KVF_INVALID,
-             "arguments of a launch take %zu bytes, at most %u are copied; pass a pointer "
-             "instead",
-             args_bytes, KVF_LAUNCH_ARGS_MAX);
-}
-
 kvf_status kvf_cuda_launch_tasks(kvf_stream *base, kvf_task_fn kernel, const void *args,
                                  size_t args_bytes, uint32_t tasks)
 {
     kvf_cuda_stream *stream = kvf_cuda_of_stream(base);
     const kvf_cuda_launch_fn launch = (kvf_cuda_launch_fn)(void (*)(void))kernel;
     kvf_cuda_caller before;
-    KVF_TRY(check_args(base, args_bytes));
+    KVF_ASSERT(args_bytes <= KVF_LAUNCH_ARGS_MAX);
     if (tasks == 0)
         return KVF_OK;
     KVF_TRY(enter(stream, &before));
@@ -239,7 +229,7 @@ kvf_status kvf_cuda_host_call(kvf_stream *base, kvf_task_fn fn, const void *args
     kvf_cuda_stream *stream = kvf_cuda_of_stream(base);
     kvf_cuda_device *device = kvf_cuda_device_of(base);
     kvf_cuda_caller before;
-    KVF_TRY(check_args(base, args_bytes));
+    KVF_ASSERT(args_bytes <= KVF_LAUNCH_ARGS_MAX);
     KVF_TRY(enter(stream, &before));
     const int is_capturing = kvf_cuda_is_capturing(base);
     if (is_capturing < 0) {

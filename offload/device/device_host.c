@@ -25,7 +25,6 @@
 
 #define SMALL_BYTES ((size_t)4096)
 #define HUGE_BYTES  ((size_t)2 << 20)
-#define THREADS_MAX 1024u
 
 static kvf_host_device *of_device(kvf_device *device)
 {
@@ -252,9 +251,7 @@ kvf_status kvf_device_host_open(kvf_context *context, const kvf_device_config *c
                                 kvf_device **out)
 {
     *out = NULL;
-    if (config->threads < 1 || config->threads > THREADS_MAX)
-        KVF_FAIL(context, KVF_INVALID, "threads is %u; it must be 1 to %u", config->threads,
-                 THREADS_MAX);
+    KVF_ASSERT(config->threads > 0);
     kvf_host_device *device = kvf_alloc(context, 1, sizeof *device);
     if (!device)
         KVF_FAIL(context, KVF_OUT_OF_MEMORY, "no memory for the host device");

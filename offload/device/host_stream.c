@@ -535,11 +535,7 @@ kvf_status kvf_host_fill(kvf_stream *base, void *to, int byte, size_t bytes)
 static kvf_status enqueue_fn(kvf_stream *base, entry_kind kind, kvf_task_fn fn, const void *args,
                              size_t args_bytes, uint32_t tasks)
 {
-    if (args_bytes > KVF_LAUNCH_ARGS_MAX)
-        KVF_FAIL(base->device->context, KVF_INVALID,
-                 "arguments of a launch take %zu bytes, at most %u are copied; pass a "
-                 "pointer instead",
-                 args_bytes, KVF_LAUNCH_ARGS_MAX);
+    KVF_ASSERT(args_bytes <= KVF_LAUNCH_ARGS_MAX);
     if (tasks == 0)
         return KVF_OK;
     host_stream *stream = of_stream(base);

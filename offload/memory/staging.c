@@ -50,12 +50,7 @@ kvf_status kvf_staging_create(kvf_context *context, kvf_device *device,
                               const kvf_staging_config *config, kvf_staging **out)
 {
     *out = NULL;
-    if (config->depth == 0 || config->chunk_bytes == 0 ||
-        config->chunk_bytes > KVF_ARENA_BYTES_MAX || config->chunk_bytes % 64 != 0)
-        KVF_FAIL(context, KVF_INVALID,
-                 "a staging ring of %u chunks of %zu bytes: depth must be at least 1, a "
-                 "chunk a multiple of 64 and at most 1 GiB",
-                 config->depth, config->chunk_bytes);
+    KVF_ASSERT(config->depth > 0 && config->chunk_bytes > 0 && config->chunk_bytes % 64 == 0);
     kvf_staging *staging = kvf_alloc(context, 1, sizeof *staging);
     if (!staging)
         KVF_FAIL(context, KVF_OUT_OF_MEMORY, "no memory for a staging ring");

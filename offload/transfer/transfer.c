@@ -107,33 +107,15 @@ static bool shares_memory(const kvf_device *device)
     return properties.shares_host_memory != 0;
 }
 
-static kvf_status check(kvf_context *context, const kvf_transfer_config *config)
+/* Take over a choice: it is whole, and what the device takes in it a single range. */
+static void take_choice(kvf_transfer_engine *engine, const kvf_transfer_choice *choice)
 {
-    if (config->page_bytes == 0 || config->page_bytes % 64 != 0)
-        KVF_FAIL(context, KVF_INVALID,
-                 "pages of %zu bytes cannot be moved: it must be a multiple of 64",
-                 config->page_bytes);
-    if (config->pages_max == 0 || config->requests_max == 0 || config->gather_threads == 0 ||
-        config->requests_max > 1u << 20)
-        KVF_FAIL(context, KVF_INVALID,
-                 "transfer of %u pages, %u requests, gather_threads %u: each must be at "
-                 "least 1, and requests at most 2^20",
-                 config->pages_max, config->requests_max, config->gather_threads);
-    return KVF_OK;
-}
-
-/* Take over a choice: it must be whole, and what the device takes in it a single range. */
-static kvf_status take_choice(kvf_transfer_engine *engine, const kvf_transfer_choice *choice)
-{
-    kvf_context *context = engine->device->context;
     uint32_t ranges = 0, moves = 0;
     for (uint32_t b = 0; b < KVF_TRANSFER_BUCKETS; b++) {
         const kvf_transfer method = choice->method[b];
         const kvf_transfer_ops *ops = kvf_transfer_find(method);
+        KVF_ASSERT(ops);
         engine->by_bucket[b] = ops;
-        if (!ops)
-            KVF_FAIL(context, KVF_UNSUPPORTED, "transfer method %d is not in this build; use auto",
-                     (int)engine->config.method);
         engine->methods |= 1u << method;
         moves += (uint32_t)kvf_transfer_moves(method);
         if (!ops->enqueue)
@@ -145,15 +127,8 @@ static kvf_status take_choice(kvf_transfer_engine *engine, const kvf_transfer_ch
         }
         engine->device_high = b + 1 == KVF_TRANSFER_BUCKETS ? UINT32_MAX : 1u << (b + 1);
     }
-    if (ranges > 1 || (moves > 0 && moves < KVF_TRANSFER_BUCKETS))
-        KVF_FAIL(context, KVF_INVALID,
-                 "a transfer choice has the device in %u ranges, or 'direct' in a part: one range, "
-                 "and direct alone",
-                 ranges);
-    return KVF_OK;
+    KVF_ASSERT(ranges <= 1 && (moves == 0 || moves == KVF_TRANSFER_BUCKETS));
 }
-
-/* ---- what an engine holds ---- */
 
 /* ---- the thread, from streams of a device that shares memory ---- */
 
@@ -636,7 +611,9 @@ kvf_status kvf_transfer_open(kvf_device *device, const kvf_transfer_config *conf
 {
     *out = NULL;
     kvf_context *context = device->context;
-    KVF_TRY(check(context, config));
+    KVF_ASSERT(config->page_bytes > 0 && config->page_bytes % 64 == 0);
+    KVF_ASSERT(config->pages_max > 0 && config->gather_threads > 0);
+    KVF_ASSERT(config->requests_max > 0 && config->requests_max <= 1u << 20);
     kvf_transfer_engine *engine = kvf_alloc(context, 1, sizeof *engine);
     if (!engine)
         KVF_FAIL(context, KVF_OUT_OF_MEMORY, "no memory for a transfer engine");
@@ -646,14 +623,13 @@ kvf_status kvf_transfer_open(kvf_device *device, const kvf_transfer_config *conf
     atomic_init(&engine->rung, 0);
     kvf_transfer_stats_reset(engine);
     const kvf_transfer_choice choice = resolve(config, (int)engine->shares);
-    kvf_status status = take_choice(engine, &choice);
+    take_choice(engine, &choice);
     /* Recorded requests go by the device, also where no size of others does. */
     if (config->method == KVF_TRANSFER_AUTO && !engine->shares && !engine->on_device) {
         engine->methods |= 1u << AUTO_ON_DEVICE;
         engine->on_device = methods[AUTO_ON_DEVICE];
     }
-    if (status == KVF_OK)
-        status = is_in_place(engine) ? open_methods(engine) : reserve(engine);
+    const kvf_status status = is_in_place(engine) ? open_methods(engine) : reserve(engine);
     engine->config.gather_cpus = NULL; /* borrowed for the call only */
     engine->config.memory.topology = NULL;
     engine->config.choice = NULL;

@@ -146,10 +146,7 @@ static kvf_status gather_open(kvf_transfer_engine *engine)
 {
     kvf_device *device = engine->device;
     const kvf_transfer_config *config = &engine->config;
-    if (!config->pool && !engine->shares)
-        KVF_FAIL(device->context, KVF_INVALID,
-                 "transfer 'gather' must know the pool on a device with "
-                 "memory of its own");
+    KVF_ASSERT(config->pool || engine->shares);
     gather_method *m = kvf_alloc(device->context, 1, sizeof *m);
     engine->method[KVF_TRANSFER_GATHER] = m;
     if (!m)

@@ -37,9 +37,7 @@ static void mapped_close(kvf_transfer_engine *engine)
 static kvf_status mapped_open(kvf_transfer_engine *engine)
 {
     kvf_device *device = engine->device;
-    if (engine->config.blocks > KVF_MOVE_BLOCKS_MAX)
-        KVF_FAIL(device->context, KVF_INVALID, "transfer 'mapped' with %u blocks: at most %u",
-                 engine->config.blocks, KVF_MOVE_BLOCKS_MAX);
+    KVF_ASSERT(engine->config.blocks <= KVF_MOVE_BLOCKS_MAX);
     if (engine->config.blocks == 0)
         engine->config.blocks = BLOCKS;
     mapped_method *m = kvf_alloc(device->context, 1, sizeof *m);
