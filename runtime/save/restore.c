@@ -18,7 +18,6 @@
 
 #include "append.h"
 #include "cache.h"
-#include "common/text.h"
 #include "prefill_arena.h"
 #include "saving.h"
 #include "streaming_heads.h"
@@ -75,17 +74,6 @@ static bool is_fixed(const kvf_cache *cache, const char *name)
     return kvf_has_streaming_heads(cache) && strncmp(name, "streaming_", 10) == 0;
 }
 
-/* The value of a setting in a file that is older than the setting. */
-static void put_unsaid(const char *settings, const char *name, char *value, size_t capacity)
-{
-    const char *text = strcmp(name, "pages") == 0  ? kvf_pages_name(KVF_PAGES_NATIVE)
-                       : strcmp(name, "fill") == 0 ? "pages"
-                                                   : "nothing";
-    snprintf(value, capacity, "%s", text);
-    if (strcmp(name, "value_dim") == 0)
-        (void)kvf_saved_setting(settings, "head_dim", value, capacity);
-}
-
 /* *is_exact: no setting differs that a sequence depends on. */
 static kvf_status compare_settings(const restoring *r, bool wants_exact, bool *is_exact)
 {
@@ -93,10 +81,9 @@ static kvf_status compare_settings(const restoring *r, bool wants_exact, bool *i
     const char *settings = r->file.header.settings;
     const kvf_setting *s;
     for (uint32_t i = 0; (s = kvf_cache_setting(i)) != NULL; i++) {
-        char mine[128], theirs[128];
+        char mine[128], theirs[128] = "nothing";
         if (is_free(r, s->name) || s->kind == KVF_SETTING_TEXT)
             continue;
-        put_unsaid(settings, s->name, theirs, sizeof theirs);
         (void)kvf_saved_setting(settings, s->name, theirs, sizeof theirs);
         kvf_setting_show(s, &cache->config, mine, sizeof mine);
         if (strcmp(mine, theirs) == 0)
@@ -126,36 +113,20 @@ static kvf_status differs(const restoring *r, uint32_t layer, const char *what, 
              r->file.path, what, (double)theirs, layer, (double)mine);
 }
 
-/* A file without them says softmax_scale, as text. */
-static kvf_status check_scale(const restoring *r, uint32_t layer, float scale)
-{
-    char theirs[32] = "", mine[32];
-    (void)kvf_saved_setting(r->file.header.settings, "softmax_scale", theirs, sizeof theirs);
-    kvf_format(mine, sizeof mine, "%.7g", (double)scale);
-    return strcmp(theirs, mine) == 0
-               ? KVF_OK
-               : differs(r, layer, "scale", (float)kvf_real_of(theirs, NULL), scale);
-}
-
 static kvf_status check_attention(const restoring *r, uint32_t layer)
 {
     const kvf_layer_attention *mine = &r->cache->attention[layer];
-    const float *theirs =
-        r->file.header.attention ? kvf_saved_attention(&r->file.header, layer) : NULL;
-    const float cap = theirs ? theirs[1] : 0.0f;
-    if (!theirs)
-        KVF_TRY(check_scale(r, layer, mine->scale));
-    else if (theirs[0] != mine->scale)
+    const float *theirs = kvf_saved_attention(&r->file.header, layer);
+    if (theirs[0] != mine->scale)
         return differs(r, layer, "scale", theirs[0], mine->scale);
-    if (cap != mine->cap)
-        return differs(r, layer, "soft_cap", cap, mine->cap);
+    if (theirs[1] != mine->cap)
+        return differs(r, layer, "soft_cap", theirs[1], mine->cap);
     for (uint32_t h = 0; h < r->cache->config.query_heads; h++) {
-        const float sink = theirs ? theirs[2 + h] : -INFINITY;
         const float own = mine->sinks_host ? mine->sinks_host[h] : -INFINITY;
         char name[32];
         snprintf(name, sizeof name, "sinks[%u]", h);
-        if (sink != own)
-            return differs(r, layer, name, sink, own);
+        if (theirs[2 + h] != own)
+            return differs(r, layer, name, theirs[2 + h], own);
     }
     return KVF_OK;
 }

@@ -80,17 +80,6 @@ static void describe_layer(const kvf_save *save, const kvf_sequence *sequence, u
     }
 }
 
-/* Some layer does not attend as the settings say. */
-static bool has_attention(const kvf_cache *cache)
-{
-    bool has = false;
-    for (uint32_t i = 0; !has && i < cache->config.layers; i++) {
-        const kvf_layer_attention *f = &cache->attention[i];
-        has = f->scale != cache->config.softmax_scale || f->cap > 0.0f || f->sinks_host;
-    }
-    return has;
-}
-
 static void put_attention(const kvf_cache *cache, uint32_t layer, float *to)
 {
     const kvf_layer_attention *attention = &cache->attention[layer];
@@ -105,15 +94,12 @@ static kvf_saved_head head_of(const kvf_cache *cache, const kvf_save_args *args,
 {
     const kvf_cache_config *c = &cache->config;
     kvf_saved_head head = {
-        .version = c->layer_windows               ? KVF_SAVED_WINDOWS
-                   : c->value_dim != c->head_dim  ? KVF_SAVED_VALUES
-                   : has_attention(cache)         ? KVF_SAVED_ATTENTION
-                   : c->pages == KVF_PAGES_NATIVE ? KVF_SAVED_VERSION
-                                                  : KVF_SAVED_QUANTIZED,
+        .version = KVF_SAVED_VERSION,
         .note_bytes = args->note_bytes,
         .settings_bytes = (uint32_t)kvf_saved_settings_write(c, NULL, 0),
         .extent_bytes = extent_bytes,
-        .is_masked = cache->config.head_mask != NULL,
+        .has_mask = c->head_mask != NULL,
+        .has_windows = c->layer_windows != NULL,
         .layers = c->layers,
         .kv_heads = c->kv_heads,
         .query_heads = c->query_heads,
@@ -152,7 +138,7 @@ static kvf_status make_header(kvf_save *save, const kvf_save_args *args)
     *save->header.head = head;
     for (uint32_t i = 0; i < head.layers; i++)
         describe_layer(save, args->sequence, i, &save->header.layers[i]);
-    for (uint32_t i = 0; save->header.attention && i < head.layers; i++)
+    for (uint32_t i = 0; i < head.layers; i++)
         put_attention(cache, i, kvf_saved_attention(&save->header, i));
     if (save->header.windows)
         memcpy(save->header.windows, cache->config.layer_windows,

@@ -19,7 +19,7 @@
 #define COUNT_MAX        (1u << 26)
 #define EXTENT_MAX       (1u << 30)
 
-_Static_assert(sizeof(kvf_saved_layer) == 80 && sizeof(kvf_saved_head) % 8 == 0,
+_Static_assert(sizeof(kvf_saved_layer) == 64 && sizeof(kvf_saved_head) % 8 == 0,
                "what is in a file has no holes");
 
 /* ---- sizes ---- */
@@ -40,25 +40,19 @@ void kvf_snapshot_carve(const kvf_saved_head *head, const kvf_saved_layer *l, kv
     const uint64_t token = kvf_token_bytes(&shape), run = head->block_size * token;
     const uint64_t group = head->query_heads / head->kv_heads;
     const uint64_t heads = l->flags & KVF_SAVED_FRESH ? 0 : l->heads;
-    const uint64_t lists = heads ? l->lists : 0;
     kvf_snapshot i;
-    int32_t *skipped;
     KVF_CARVE(k, i.positions, l->length);
     KVF_CARVE(k, i.by_step, heads ? l->length : 0);
     KVF_CARVE(k, i.ring, l->length ? l->streaming : 0, l->ring_pages, run);
-    KVF_CARVE(k, i.page_of_slot, lists, l->slots);
-    KVF_CARVE(k, skipped, lists, l->skipped_slots);
     KVF_CARVE(k, i.store_count, heads);
     KVF_CARVE(k, i.store_index, heads, l->store_tokens);
     KVF_CARVE(k, i.store, heads, l->store_tokens, token);
     KVF_CARVE(k, i.bits, heads, l->sealed);
     KVF_CARVE(k, i.share, heads && (l->flags & KVF_SAVED_AUTO) ? 2 : 0);
     KVF_CARVE(k, i.queries, l->query_window, heads, group, kvf_row_bytes(&shape));
-    KVF_CARVE(k, i.digests, heads, l->sealed, l->digest_bytes);
     KVF_CARVE(k, i.spare, l->flags & KVF_SAVED_SPARE ? heads : 0, run);
     KVF_CARVE(k, i.chosen_at, l->flags & KVF_SAVED_RECENT ? heads : 0, l->sealed,
               head->block_size / head->page_size);
-    (void)skipped;
     if (out)
         *out = i;
 }
@@ -115,10 +109,9 @@ void kvf_saved_carve_header(kvf_saved_head *head, uint64_t extents, char *base,
     const uint64_t layers = head->layers, heads = head->kv_heads;
     KVF_CARVE(&k, h.head, 1);
     KVF_CARVE(&k, h.layers, layers);
-    KVF_CARVE(&k, h.mask, head->is_masked ? layers : 0, heads);
-    KVF_CARVE(&k, h.attention, head->version >= KVF_SAVED_ATTENTION ? layers : 0,
-              2 + head->query_heads);
-    KVF_CARVE(&k, h.windows, head->version >= KVF_SAVED_WINDOWS ? layers : 0);
+    KVF_CARVE(&k, h.mask, head->has_mask ? layers : 0, heads);
+    KVF_CARVE(&k, h.attention, layers, 2 + head->query_heads);
+    KVF_CARVE(&k, h.windows, head->has_windows ? layers : 0);
     KVF_CARVE(&k, h.settings, head->settings_bytes);
     KVF_CARVE(&k, h.checksums, extents);
     KVF_CARVE(&k, h.note, head->note_bytes);
@@ -162,11 +155,10 @@ kvf_status kvf_saved_measure(kvf_context *context, const char *path, const void 
     if (head.byte_order != BYTE_ORDER_MARK)
         KVF_FAIL(context, KVF_UNSUPPORTED,
                  "%s was saved by a machine of another byte order; save it on this one", path);
-    if (head.version < KVF_SAVED_VERSION || head.version > KVF_SAVED_WINDOWS)
+    if (head.version != KVF_SAVED_VERSION)
         KVF_FAIL(context, KVF_UNSUPPORTED,
-                 "%s has format version %u: this library reads %u to %u; save it again with this "
-                 "one",
-                 path, head.version, KVF_SAVED_VERSION, KVF_SAVED_WINDOWS);
+                 "%s has format version %u: this library reads %u; save it again with this one",
+                 path, head.version, KVF_SAVED_VERSION);
     if (head.header_bytes < sizeof head || head.header_bytes > HEADER_BYTES_MAX ||
         head.header_bytes % KVF_SAVED_HEAD_ALIGN != 0)
         KVF_FAIL(context, KVF_CORRUPT,
@@ -182,32 +174,23 @@ static bool is_geometry(const kvf_saved_head *h)
            h->query_heads % h->kv_heads == 0 && h->query_heads >= h->kv_heads &&
            h->query_heads / h->kv_heads <= KVF_GROUP_MAX_HEADS && h->head_dim >= 16 &&
            h->head_dim <= KVF_HEAD_DIM_MAX && h->head_dim % 16 == 0 && h->dtype <= KVF_FP32 &&
-           (h->version == KVF_SAVED_WINDOWS ||
-            (h->value_dim != 0) == (h->version == KVF_SAVED_VALUES)) &&
            h->value_dim < h->head_dim &&
            (h->value_dim == 0 || (h->head_dim - h->value_dim) % 32 == 0) &&
-           h->pages <= KVF_PAGES_K8V4 &&
-           (h->version >= KVF_SAVED_ATTENTION ||
-            (h->pages != KVF_PAGES_NATIVE) == (h->version == KVF_SAVED_QUANTIZED)) &&
-           h->page_size >= 1 && h->page_size <= KVF_PAGE_SIZE_MAX &&
+           h->pages <= KVF_PAGES_K8V4 && h->page_size >= 1 && h->page_size <= KVF_PAGE_SIZE_MAX &&
            (h->page_size & (h->page_size - 1)) == 0 && h->block_size >= h->page_size &&
            h->block_size <= 64 && h->block_size % h->page_size == 0;
 }
 
 static bool is_layer(const kvf_saved_head *h, const kvf_saved_layer *l)
 {
-    const uint32_t group = h->query_heads / h->kv_heads;
-    const uint64_t lists = l->lists;
     return l->heads <= h->kv_heads && l->heads + l->streaming == h->kv_heads &&
            (l->flags & ~(uint32_t)KVF_SAVED_FLAGS) == 0 && l->length <= COUNT_MAX &&
            (uint64_t)l->sealed * h->block_size <= l->length &&
            !(l->flags & KVF_SAVED_FRESH && l->heads && l->length) &&
            !(l->flags & KVF_SAVED_SPARE && (l->sealed == 0 || h->pages == KVF_PAGES_NATIVE)) &&
-           (lists == l->heads || lists == (uint64_t)l->heads * group) && l->slots <= COUNT_MAX &&
-           l->skipped_slots <= COUNT_MAX && l->store_tokens <= COUNT_MAX &&
-           l->query_window <= COUNT_MAX && l->ring_pages <= COUNT_MAX &&
-           l->queries_from <= l->queries && l->kept <= l->length && l->static_from <= l->length &&
-           l->share_from <= l->length && l->exact_from <= l->length;
+           l->store_tokens <= COUNT_MAX && l->query_window <= COUNT_MAX &&
+           l->ring_pages <= COUNT_MAX && l->queries_from <= l->queries && l->kept <= l->length &&
+           l->static_from <= l->length && l->share_from <= l->length && l->exact_from <= l->length;
 }
 
 /* Numbers that a layer may have; see kvf_attention_params. */
@@ -223,9 +206,10 @@ static bool is_attention(const kvf_saved_head *h, const float *p)
 static bool check_parts(void *data, size_t bytes, uint64_t file_bytes, kvf_saved_header *out)
 {
     kvf_saved_head *head = data;
-    if (!is_geometry(head) || head->is_masked > 1 || head->note_bytes > KVF_SAVED_NOTE_MAX ||
-        head->extent_bytes == 0 || head->extent_bytes > EXTENT_MAX ||
-        head->data_bytes > KVF_CARVE_MAX || file_bytes - bytes != head->data_bytes)
+    if (!is_geometry(head) || head->has_mask > 1 || head->has_windows > 1 ||
+        head->note_bytes > KVF_SAVED_NOTE_MAX || head->extent_bytes == 0 ||
+        head->extent_bytes > EXTENT_MAX || head->data_bytes > KVF_CARVE_MAX ||
+        file_bytes - bytes != head->data_bytes)
         return false;
     const uint64_t extents =
         head->data_bytes / head->extent_bytes + (head->data_bytes % head->extent_bytes != 0);
@@ -235,8 +219,7 @@ static bool check_parts(void *data, size_t bytes, uint64_t file_bytes, kvf_saved
         return false;
     kvf_saved_carve_header(head, extents, data, out);
     for (uint32_t i = 0; i < head->layers; i++)
-        if (!is_layer(head, &out->layers[i]) ||
-            (out->attention && !is_attention(head, kvf_saved_attention(out, i))) ||
+        if (!is_layer(head, &out->layers[i]) || !is_attention(head, kvf_saved_attention(out, i)) ||
             (out->windows && (out->windows[i] == 0) != (out->layers[i].streaming == 0)))
             return false;
     return out->settings[head->settings_bytes - 1] == '\0' &&

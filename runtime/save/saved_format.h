@@ -11,11 +11,8 @@
  * that it cannot read, and unless boxes are minmax that is another box than the page's. All others
  * follow from pages and static bits. The header says every size; it has a checksum over itself and
  * one per extent of the layers. Numbers are in the byte order of the machine that wrote them, which
- * the header tells.
- *
- * If a layer does not attend as the settings say, the header stores the attention parameters of
- * all layers, under a version of its own: a reader that does not know them must refuse the file.
- * The same holds for windows of several lengths; a single length is in the settings.
+ * the header tells. It stores the attention parameters of all layers, and windows of several
+ * lengths; a single length is in the settings.
  *
  * Knows no sequence and no device. Invariant: a header that was parsed is whole, its sizes add up
  * to those of the file, and every count is in the range of a cache.
@@ -27,11 +24,7 @@
 #include "context.h"
 #include "paging.h"
 
-#define KVF_SAVED_VERSION    1u
-#define KVF_SAVED_QUANTIZED  2u /* version of a file of quantized pages; otherwise the same */
-#define KVF_SAVED_ATTENTION  3u /* ... with attention parameters; its pages may be quantized */
-#define KVF_SAVED_VALUES     4u /* ... and with values of another width than keys */
-#define KVF_SAVED_WINDOWS    5u /* as KVF_SAVED_ATTENTION, of any values, with windows of layers */
+#define KVF_SAVED_VERSION    6u
 #define KVF_SAVED_MODEL_MAX  64u
 #define KVF_SAVED_NOTE_MAX   (64u << 20)
 #define KVF_SAVED_HEAD_ALIGN 4096u
@@ -51,18 +44,14 @@ typedef struct kvf_saved_layer {
     uint32_t length;
     uint32_t sealed; /* blocks */
     uint32_t queries, since_refresh, steps, flags;
-    uint32_t heads;     /* that have pages; heads + streaming == kv_heads */
-    uint32_t streaming; /* heads that have a ring */
-    uint32_t lists;
-    uint32_t slots; /* of older files, whose pages in slots stand for recent choices; else 0 */
-    uint32_t skipped_slots; /* of a table that older files may have after that of slots */
-    uint32_t store_tokens;  /* per head */
+    uint32_t heads;        /* that have pages; heads + streaming == kv_heads */
+    uint32_t streaming;    /* heads that have a ring */
+    uint32_t store_tokens; /* per head */
     uint32_t query_window;
     uint32_t ring_pages;   /* of a streaming head, of a block's tokens each */
     uint32_t queries_from; /* those before it are lost */
     uint32_t kept;         /* tokens that an eviction chose */
     uint32_t static_from, share_from, exact_from; /* as in kvf_layer */
-    uint32_t digest_bytes; /* of a head's part of a block, in older files; 0 = none */
 } kvf_saved_layer;
 
 typedef struct kvf_saved_head {
@@ -70,9 +59,10 @@ typedef struct kvf_saved_head {
     uint32_t version, byte_order;
     uint64_t checksum; /* of the header, this field 0 */
     uint64_t header_bytes, data_bytes;
-    uint32_t note_bytes, settings_bytes, extent_bytes, is_masked;
+    uint32_t note_bytes, settings_bytes, extent_bytes;
+    uint16_t has_mask, has_windows;
     uint32_t layers, kv_heads, query_heads;
-    uint16_t head_dim, value_dim; /* value_dim 0 = head_dim, always before KVF_SAVED_VALUES */
+    uint16_t head_dim, value_dim;                 /* value_dim 0 = head_dim */
     uint32_t dtype, page_size, block_size, pages; /* storage format: kvf_pages */
     char model[KVF_SAVED_MODEL_MAX];              /* text of the caller */
     char library[16];                             /* version that wrote it */
@@ -83,12 +73,11 @@ typedef struct kvf_saved_header {
     kvf_saved_head *head;
     kvf_saved_layer *layers; /* [layers] */
     uint8_t *mask;           /* [layers, kv_heads], or NULL */
-    float *attention;        /* [layers, 2 + query_heads] scale, soft cap, sinks (-infinity = none);
-                                NULL = softmax_scale alone */
-    uint32_t *windows;       /* [layers] as kvf_cache_config.layer_windows, or NULL */
-    char *settings;          /* "name=value\n" of every setting, NUL-terminated */
-    uint64_t *checksums;     /* [extents] */
-    char *note;              /* [note_bytes] of the caller */
+    float *attention;    /* [layers, 2 + query_heads] scale, soft cap, sinks (-infinity = none) */
+    uint32_t *windows;   /* [layers] as kvf_cache_config.layer_windows, or NULL */
+    char *settings;      /* "name=value\n" of every setting, NUL-terminated */
+    uint64_t *checksums; /* [extents] */
+    char *note;          /* [note_bytes] of the caller */
 } kvf_saved_header;
 
 /* State of a layer besides its blocks. An array that it does not have is NULL. */
@@ -96,14 +85,12 @@ typedef struct kvf_snapshot {
     uint32_t *positions;   /* [length] */
     uint8_t *by_step;      /* [length] as in kvf_layer */
     char *ring;            /* [ring_pages, streaming, run bytes] */
-    int32_t *page_of_slot; /* [lists, slots] of older files */
     uint32_t *store_count; /* [heads] */
     uint32_t *store_index; /* [heads, store_tokens] */
     char *store;           /* [heads, store_tokens, token bytes] */
     uint64_t *bits;        /* [heads, sealed] */
     uint32_t *share;       /* [2] */
     char *queries;         /* [query_window, heads * group, row bytes] */
-    char *digests;         /* [heads, sealed, digest_bytes]: older files; not looked at */
     char *spare;           /* [heads, block bytes] of one head */
     uint32_t *chosen_at;   /* [heads, pages of sealed blocks] as in kvf_row */
 } kvf_snapshot;
@@ -120,11 +107,10 @@ uint64_t kvf_saved_blocks_bytes(const kvf_saved_head *head, const kvf_saved_laye
 /* Bytes of all layers; more than KVF_CARVE_MAX if they are more than any file. */
 uint64_t kvf_saved_data_bytes(const kvf_saved_header *header);
 
-/* [2 + query_heads] of a layer, of a header that has them. */
+/* [2 + query_heads] of a layer. */
 float *kvf_saved_attention(const kvf_saved_header *header, uint32_t layer);
 
-/* A header by the counts and the version of `head`, whose header_bytes it sets; NULL base: only
- * that. */
+/* A header by the counts of `head`, whose header_bytes it sets; NULL base: only that. */
 void kvf_saved_carve_header(kvf_saved_head *head, uint64_t extents, char *base,
                             kvf_saved_header *out);
 /* Everything else is there: its checksum. */

@@ -24,7 +24,6 @@ void kvf_snapshot_describe(const kvf_layer *state, kvf_saved_layer *out)
                  (state->cut.spare ? KVF_SAVED_SPARE : 0u) |
                  (kv_group->tables.rows.chosen_at ? KVF_SAVED_RECENT : 0u),
         .heads = p->kv_heads,
-        .lists = p->lists,
         .store_tokens = (uint32_t)kvf_store_tokens(p),
         .query_window = p->query_window,
         .queries_from = state->queries.from,
@@ -127,20 +126,6 @@ static bool ascends(const uint32_t *numbers, uint32_t count, uint32_t end)
     return true;
 }
 
-/* Each page once, and none that is not sealed. `seen` [pages] is 0, and is again afterwards. */
-static bool are_slots(const int32_t *page_of_slot, uint32_t slots, uint32_t pages, uint8_t *seen)
-{
-    bool is_right = true;
-    for (uint32_t s = 0; s < slots; s++) {
-        const int32_t page = page_of_slot[s];
-        if (page < -1 || (page >= 0 && ((uint32_t)page >= pages || seen[page]++)))
-            is_right = false;
-    }
-    if (pages)
-        memset(seen, 0, pages);
-    return is_right;
-}
-
 /* The bits of a head are those of the tokens in its store, no others. */
 static bool are_bits(const uint64_t *bits, uint32_t blocks, uint32_t block_size,
                      const uint32_t *store_index, uint32_t count)
@@ -157,13 +142,9 @@ static bool are_bits(const uint64_t *bits, uint32_t blocks, uint32_t block_size,
 }
 
 static bool check_state(const kvf_saved_head *head, const kvf_saved_layer *l,
-                        const kvf_snapshot *snapshot, uint8_t *seen)
+                        const kvf_snapshot *snapshot)
 {
-    const uint32_t tokens = l->sealed * head->block_size, pages = tokens / head->page_size;
-    for (uint32_t i = 0; i < l->lists; i++)
-        if (snapshot->page_of_slot &&
-            !are_slots(snapshot->page_of_slot + (size_t)i * l->slots, l->slots, pages, seen))
-            return false;
+    const uint32_t tokens = l->sealed * head->block_size;
     for (uint32_t h = 0; h < l->heads; h++) {
         const uint32_t count = snapshot->store_count[h];
         const uint32_t *index =
@@ -179,9 +160,10 @@ static bool check_state(const kvf_saved_head *head, const kvf_saved_layer *l,
 bool kvf_snapshot_is_same(const kvf_kv_group *kv_group, const kvf_saved_layer *l)
 {
     const kvf_paging *p = &kv_group->dims.paging;
-    return l->lists == p->lists && l->store_tokens == kvf_store_tokens(p) &&
-           l->query_window == p->query_window &&
-           (l->flags & KVF_SAVED_AUTO) == (kv_group->tables.rows.share ? KVF_SAVED_AUTO : 0u);
+    const kvf_row_tables *t = &kv_group->tables.rows;
+    return l->store_tokens == kvf_store_tokens(p) && l->query_window == p->query_window &&
+           (l->flags & (KVF_SAVED_AUTO | KVF_SAVED_RECENT)) ==
+               ((t->share ? KVF_SAVED_AUTO : 0u) | (t->chosen_at ? KVF_SAVED_RECENT : 0u));
 }
 
 bool kvf_snapshot_fits(const kvf_kv_group *kv_group, const kvf_saved_layer *l,
@@ -201,13 +183,8 @@ kvf_status kvf_snapshot_check(kvf_context *context, const char *path, const kvf_
                               const kvf_saved_layer *l, const kvf_snapshot *snapshot)
 {
     bool is_right = !snapshot->positions || ascends(snapshot->positions, l->length, UINT32_MAX);
-    if (is_right && l->heads && !(l->flags & KVF_SAVED_FRESH)) {
-        uint8_t *seen = kvf_alloc(context, (size_t)l->sealed * head->block_size + 1, 1);
-        if (!seen)
-            KVF_FAIL(context, KVF_OUT_OF_MEMORY, "no memory to check the tables of %s", path);
-        is_right = check_state(head, l, snapshot, seen);
-        kvf_free(context, seen);
-    }
+    if (is_right && l->heads && !(l->flags & KVF_SAVED_FRESH))
+        is_right = check_state(head, l, snapshot);
     if (!is_right)
         KVF_FAIL(context, KVF_CORRUPT, "%s: its tables contradict themselves; save it again", path);
     return KVF_OK;

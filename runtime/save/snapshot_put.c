@@ -23,7 +23,6 @@ typedef struct put_work {
     kvf_snapshot made;    /* of a layer that is not put as it was saved */
     void **blocks;        /* [blocks] where blocks are */
     uint32_t *block_of;   /* [blocks] */
-    uint32_t *chosen_at;  /* [kv_heads, pages] of an older file */
     kvf_digest_job *jobs; /* [job_blocks, block_jobs, kv_heads] */
     kvf_row *row;         /* [3] of admit, of centroids, and of a KV group that quantizes pages */
 } put_work;
@@ -58,8 +57,6 @@ static void carve_work(const kvf_kv_group *kv_group, const kvf_saved_layer *save
     KVF_CARVE(k, w->made.bits, p->kv_heads, blocks);
     KVF_CARVE(k, w->blocks, blocks);
     KVF_CARVE(k, w->block_of, blocks);
-    KVF_CARVE(k, w->chosen_at, kv_group->tables.rows.chosen_at ? p->kv_heads : 0, blocks,
-              p->block_pages);
     const uint64_t most = job_blocks(kv_group);
     KVF_CARVE(k, w->jobs, blocks < most ? blocks : most, p->block_jobs, p->kv_heads);
     KVF_CARVE(k, w->row, 3);
@@ -170,22 +167,6 @@ static kvf_status put_state(putting *p, const kvf_snapshot *snapshot)
 
 /* ---- recent choices ---- */
 
-/* An older file has pages that had slots: taken as if the latest step had chosen them. */
-static const uint32_t *recent_of_slots(const putting *p)
-{
-    const kvf_saved_layer *saved = p->l->saved;
-    const uint32_t pages = p->layer->extent.sealed * p->kv_group->dims.paging.block_pages;
-    const uint32_t per = saved->lists / saved->heads;
-    memset(p->work.chosen_at, 0, (size_t)saved->heads * pages * sizeof *p->work.chosen_at);
-    for (uint32_t i = 0; i < saved->lists * saved->slots; i++) {
-        const int32_t page = p->l->snapshot->page_of_slot[i];
-        if (page >= 0)
-            p->work.chosen_at[(size_t)(i / saved->slots / per) * pages + (uint32_t)page] =
-                saved->steps + 1;
-    }
-    return p->work.chosen_at;
-}
-
 static kvf_status put_recent(const putting *p)
 {
     const kvf_paging *paging = &p->kv_group->dims.paging;
@@ -193,8 +174,6 @@ static kvf_status put_recent(const putting *p)
     const uint32_t *from = p->l->snapshot->chosen_at;
     if (!p->row.chosen_at || pages == 0)
         return KVF_OK;
-    if (!from)
-        from = recent_of_slots(p);
     for (uint32_t h = 0; h < paging->kv_heads; h++)
         KVF_TRY(send(p, p->row.chosen_at + (size_t)h * paging->pages_max, from + h * pages,
                      pages * sizeof *from));

@@ -26,8 +26,7 @@ static struct {
     kvf_runtime *runtime;
     kvf_stream *stream;
     kvf_cache *cache;
-    uint8_t
-        *good[2]; /* the files that are changed: of layers without attention parameters, and with */
+    uint8_t *good[2]; /* the files that are changed: of usual attention parameters, and of others */
     size_t bytes[2];
     char path[64]; /* of memory that is a file */
     int file;
@@ -64,7 +63,7 @@ static void step(kvf_sequence *s)
     fuzz_require(kvf_stream_wait(world.stream) == KVF_OK);
 }
 
-/* Attention parameters for every layer, or none. */
+/* For every layer, or the usual ones. */
 static void give_params(uint32_t has_params)
 {
     static const float sinks[] = {1.0f};

@@ -379,8 +379,7 @@ static void names_a_forged_header(void **state)
     *forged.head = *is.head;
     forged.layers[0] = is.layers[0];
     memcpy(forged.mask, is.mask, config.kv_heads);
-    if (is.attention)
-        memcpy(forged.attention, is.attention, (2 + config.query_heads) * sizeof *is.attention);
+    memcpy(forged.attention, is.attention, (2 + config.query_heads) * sizeof *is.attention);
     memcpy(forged.settings, is.settings, is.head->settings_bytes);
     kvf_saved_seal_header(&forged);
     FILE *file = fopen(path, "wb");
@@ -563,68 +562,6 @@ static void sinks_of_no_head_are_none(void **state)
     test_close(&w, &t);
 }
 
-/* ---- a file of before ---- */
-
-/* Values that any program can make: prefetched.kvf has 100 such tokens. */
-static void fill(void *to, uint32_t heads, uint32_t t, const uint32_t by[3], float unit)
-{
-    for (uint32_t h = 0; h < heads; h++)
-        for (uint32_t d = 0; d < 16; d++) {
-            const uint32_t n = (t * by[0] + h * 11 + d * by[1]) % by[2];
-            kvf_element_set(to, KVF_FP16, h * 16 + d, ((float)n - (float)(by[2] / 2)) / unit);
-        }
-}
-
-/* When slots belonged to rows, a file had tables of them. The pages that had slots count as chosen
- * lately; where nothing is selected the sequence goes on as if just appended. */
-static void reads_a_file_with_a_table_more(void **state)
-{
-    static const char path[] = "tests/runtime/save/prefetched.kvf";
-    kvf_cache_config config;
-    if (test_on_cuda() ||
-        test_cap(0) > 0.0) /* which has no products for head_dim = 16; no parameters */
-        return;
-    kvf_cache_config_init(&config);
-    config.layers = 1;
-    config.query_heads = 2;
-    config.kv_heads = 1;
-    config.head_dim = 16;
-    config.dtype = KVF_FP16;
-    config.tokens_max = 256;
-    config.sequences_max = 2;
-    config.select = KVF_SELECT_HYBRID;
-    config.refresh = KVF_REFRESH_RESIDENT;
-    config.digest = KVF_DIGEST_MINMAX;
-    config.page_size = 8;
-    config.budget_tokens = 64;
-    config.sink_tokens = 4;
-    config.local_tokens = 16;
-    config.static_ratio = 0.25f;
-    config.refresh_interval = 4;
-    config.prefill_chunk_max = 128;
-    test_world w;
-    test_tokens t;
-    open_usual(&w, &config);
-    make_tokens(&t, &config, 110, 1);
-    for (uint32_t i = 0; i < t.count; i++) {
-        fill(test_q(&t, 0, i), 2, i, (uint32_t[]){7, 5, 13}, 4.0f);
-        fill(test_k(&t, 0, i), 1, i, (uint32_t[]){5, 3, 17}, 16.0f);
-        fill(test_v(&t, 0, i), 1, i, (uint32_t[]){3, 7, 19}, 16.0f);
-    }
-    kvf_sequence *r = save_restore(&w, path, 1), *s = save_restore(&w, path, 0);
-    assert_int_equal(kvf_sequence_length(r, 0), 100);
-    test_steps_again(test_steps(&w, s, &t, 100, 10), &w, r, &t, 100, 10);
-    test_world_close(&w);
-
-    config.select = KVF_SELECT_FULL;
-    open_usual(&w, &config);
-    r = save_restore(&w, path, 0);
-    s = test_sequence(&w);
-    test_prefill(&w, s, &t, &(test_range){.count = 100, .chunk = 64, .append_only = 1}, NULL);
-    test_steps_again(test_steps(&w, s, &t, 100, 10), &w, r, &t, 100, 10);
-    test_close(&w, &t);
-}
-
 /* ---- what a file says ---- */
 
 static void tells_what_it_holds(void **state)
@@ -698,10 +635,10 @@ static void bad_arguments_are_named(void **state)
 
 int main(void)
 {
-    return unit_run_around(
-        NULL, save_remove_folder, continues_bit_for_bit, continues_from_little, of_pruned_prompts,
-        of_unequal_layers, whatever_the_order, names_what_differs, names_the_model,
-        names_a_forged_header, other_settings_take_tokens, comes_back_to_its_attention_params_alone,
-        attention_params_come_before_tokens, sinks_of_no_head_are_none, tells_what_it_holds,
-        bad_arguments_are_named, reads_a_file_with_a_table_more);
+    return unit_run_around(NULL, save_remove_folder, continues_bit_for_bit, continues_from_little,
+                           of_pruned_prompts, of_unequal_layers, whatever_the_order,
+                           names_what_differs, names_the_model, names_a_forged_header,
+                           other_settings_take_tokens, comes_back_to_its_attention_params_alone,
+                           attention_params_come_before_tokens, sinks_of_no_head_are_none,
+                           tells_what_it_holds, bad_arguments_are_named);
 }
