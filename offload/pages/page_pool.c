@@ -58,19 +58,6 @@ static kvf_status take_tables(kvf_page_pool *pool)
     return KVF_OK;
 }
 
-static kvf_status check(kvf_context *context, size_t block_bytes, uint32_t block_count)
-{
-    if (block_bytes == 0 || block_bytes > KVF_ARENA_BYTES_MAX || block_bytes % 64 != 0)
-        KVF_FAIL(context, KVF_INVALID,
-                 "a host block of %zu bytes: it must be a multiple of 64 and at most 1 GiB; "
-                 "lower page_size or kv_heads",
-                 block_bytes);
-    if (block_count == 0 || block_count == NONE)
-        KVF_FAIL(context, KVF_INVALID, "a pool of %u blocks; it must be 1 to %u", block_count,
-                 NONE - 1);
-    return KVF_OK;
-}
-
 static kvf_status open_tier(kvf_page_pool *pool, const kvf_page_pool_disk *disk)
 {
     const kvf_disk_tier_config config = {
@@ -93,7 +80,8 @@ kvf_status kvf_page_pool_create(kvf_context *context, kvf_device *device,
 {
     kvf_host_memory_config config = *memory;
     memset(out, 0, sizeof *out);
-    KVF_TRY(check(context, block_bytes, block_count));
+    KVF_ASSERT(block_bytes > 0 && block_bytes % 64 == 0);
+    KVF_ASSERT(block_count > 0 && block_count != NONE);
     KVF_ASSERT(!disk || (disk->bundle_blocks > 0 && block_count % disk->bundle_blocks == 0));
     *out = (kvf_page_pool){.context = context,
                            .block_bytes = block_bytes,

@@ -49,13 +49,8 @@ kvf_status kvf_residency_create(const kvf_residency *shape, kvf_residency *out)
     kvf_residency r = *shape;
     kvf_stream *stream = NULL;
     memset(out, 0, sizeof *out);
-    if (r.heads == 0 || r.pages == 0 || r.pages > KVF_SLOT_PAGES_MAX || r.slots == 0 ||
-        r.slots > KVF_SLOT_PAGES_MAX || r.slots % KVF_SLOT_WAYS)
-        KVF_FAIL(
-            device->context, KVF_INVALID,
-            "residency of %u heads, %u pages, %u slots: each must be 1 to %u, slots a multiple "
-            "of %u",
-            r.heads, r.pages, r.slots, KVF_SLOT_PAGES_MAX, KVF_SLOT_WAYS);
+    KVF_ASSERT(r.heads > 0 && r.pages > 0 && r.pages <= KVF_SLOT_PAGES_MAX);
+    KVF_ASSERT(r.slots > 0 && r.slots <= KVF_SLOT_PAGES_MAX && r.slots % KVF_SLOT_WAYS == 0);
     kvf_status status = take(&r);
     if (status == KVF_OK)
         status = device->ops->stream_create(device, KVF_PRIORITY_NORMAL, &stream);
