@@ -8,6 +8,8 @@
 #include "model_fixture.h"
 #include "random_model.h"
 
+#include <math.h>
+
 static uint32_t or_else(uint32_t value, uint32_t otherwise)
 {
     return value ? value : otherwise;
@@ -93,7 +95,7 @@ void model_rig_cache(model_rig *r, const kvf_cache_config *config)
 
 void model_rig_close(model_rig *r)
 {
-    assert_int_equal(kvf_stream_wait(r->stream), KVF_OK);
+    model_rig_wait(r);
     kvf_transformer_close(r->transformer);
     kvf_cache_close(r->cache);
     kvf_weights_close(r->weights);
@@ -101,4 +103,50 @@ void model_rig_close(model_rig *r)
     kvf_runtime_close(r->runtime);
     if (r->directory)
         fixture_directory_remove(r->directory);
+}
+
+kvf_sequence *model_rig_sequence(const model_rig *r)
+{
+    kvf_sequence *sequence = NULL;
+    model_rig_must(r, kvf_sequence_create(r->cache, &sequence), "kvf_sequence_create");
+    return sequence;
+}
+
+void model_rig_wait(const model_rig *r)
+{
+    model_rig_must(r, kvf_stream_wait(r->stream), "kvf_stream_wait");
+}
+
+void model_rig_prefill(const model_rig *r, kvf_sequence *sequence, const uint32_t *ids,
+                       uint32_t count)
+{
+    model_rig_must(
+        r, kvf_transformer_prefill(r->transformer, r->cache, sequence, ids, count, r->stream),
+        "kvf_transformer_prefill");
+    model_rig_wait(r);
+}
+
+void model_rig_decode(const model_rig *r, kvf_sequence *const *sequences, const uint32_t *ids,
+                      uint32_t batch, float *logits)
+{
+    const uint32_t vocab = r->model.vocab_size;
+    model_rig_must(r,
+                   kvf_transformer_decode(r->transformer, r->cache, sequences, ids, batch,
+                                          logits != NULL, r->stream),
+                   "kvf_transformer_decode");
+    model_rig_wait(r);
+    for (uint32_t i = 0; logits && i < batch; i++)
+        memcpy(logits + (size_t)i * vocab, kvf_transformer_logits(r->transformer, i),
+               vocab * sizeof *logits);
+}
+
+double model_rig_distance(const float *got, const float *want, uint32_t count)
+{
+    double difference = 0.0, norm = 0.0;
+    for (uint32_t i = 0; i < count; i++) {
+        const double d = (double)got[i] - (double)want[i];
+        difference += d * d;
+        norm += (double)want[i] * (double)want[i];
+    }
+    return sqrt(difference / norm);
 }

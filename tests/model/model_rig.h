@@ -56,6 +56,18 @@ void model_rig_cache(model_rig *r, const kvf_cache_config *config);
 /** Sequences end with the cache, recordings before it. */
 void model_rig_close(model_rig *r);
 
+/** An empty one. */
+kvf_sequence *model_rig_sequence(const model_rig *r);
+void model_rig_wait(const model_rig *r);
+/** Tokens of a prompt, until all of them are there. */
+void model_rig_prefill(const model_rig *r, kvf_sequence *sequence, const uint32_t *ids,
+                       uint32_t count);
+/** A token of each sequence. @param logits [batch, vocab] get those that follow, or NULL */
+void model_rig_decode(const model_rig *r, kvf_sequence *const *sequences, const uint32_t *ids,
+                      uint32_t batch, float *logits);
+/** The norm of the difference of logits, relative to the norm of those that are wanted. */
+double model_rig_distance(const float *got, const float *want, uint32_t count);
+
 /** A status that must be KVF_OK. */
 void model_rig_must(const model_rig *r, kvf_status status, const char *what);
 

@@ -6,8 +6,6 @@
 
 #include "prune_run_rig.h"
 
-#include <math.h>
-
 void rig_open_as(rig *r, const rig_shape *shape)
 {
     kvf_cache_config cc;
@@ -61,11 +59,7 @@ void rig_decode(rig *r, kvf_sequence *s, outcome *o)
 {
     for (uint32_t step = 0; step < STEPS; step++) {
         const uint32_t id = rig_id(9, step);
-        model_rig_must(
-            r, kvf_transformer_decode(r->transformer, r->cache, &s, &id, 1, true, r->stream),
-            "kvf_transformer_decode");
-        model_rig_must(r, kvf_stream_wait(r->stream), "kvf_stream_wait");
-        memcpy(o->logits[step], kvf_transformer_logits(r->transformer, 0), sizeof o->logits[step]);
+        model_rig_decode(r, &s, &id, 1, o->logits[step]);
     }
     kvf_transformer_forget(r->transformer);
 }
@@ -96,33 +90,35 @@ rig_prompt one_prompt(uint32_t sequence, uint32_t length)
     return p;
 }
 
+void rig_prefill_pruned(rig *r, kvf_prune *prune, kvf_sequence *s, const uint32_t *ids,
+                        uint32_t count)
+{
+    model_rig_must(r,
+                   kvf_transformer_prefill_chunked(r->transformer, r->cache, prune, s, ids, count,
+                                                   count, false, r->stream),
+                   "kvf_transformer_prefill_chunked");
+    model_rig_wait(r);
+}
+
 void rig_run_one(rig *r, const kvf_prune_config *config, outcome *out, kvf_prune_stats *stats)
 {
-    kvf_sequence *s = NULL;
+    kvf_sequence *s = model_rig_sequence(r);
     kvf_prune *prune = rig_open_prune(r, config);
     const rig_prompt p = one_prompt(0, PROMPT);
-    model_rig_must(r, kvf_sequence_create(r->cache, &s), "kvf_sequence_create");
-    model_rig_must(r,
-                   kvf_transformer_prefill_chunked(r->transformer, r->cache, prune, s, p.ids,
-                                                   p.count, p.count, false, r->stream),
-                   "kvf_transformer_prefill_chunked");
-    model_rig_must(r, kvf_stream_wait(r->stream), "kvf_stream_wait");
+    rig_prefill_pruned(r, prune, s, p.ids, p.count);
     if (stats)
         kvf_prune_stats_get(prune, stats);
     rig_note_layers(s, out);
     rig_decode(r, s, out);
     kvf_sequence_destroy(s);
-    model_rig_must(r, kvf_stream_wait(r->stream), "kvf_stream_wait");
+    model_rig_wait(r);
     kvf_prune_close(prune);
 }
 
 void rig_run_plain(rig *r, const uint32_t *ids, uint32_t count, outcome *out)
 {
-    kvf_sequence *s = NULL;
-    model_rig_must(r, kvf_sequence_create(r->cache, &s), "kvf_sequence_create");
-    model_rig_must(r, kvf_transformer_prefill(r->transformer, r->cache, s, ids, count, r->stream),
-                   "kvf_transformer_prefill");
-    model_rig_must(r, kvf_stream_wait(r->stream), "kvf_stream_wait");
+    kvf_sequence *s = model_rig_sequence(r);
+    model_rig_prefill(r, s, ids, count);
     rig_note_layers(s, out);
     rig_decode(r, s, out);
     kvf_sequence_destroy(s);
@@ -143,18 +139,6 @@ void outcome_expect_same(const outcome *a, const outcome *b, const char *what)
 bool outcome_is_same_logits(const outcome *a, const outcome *b)
 {
     return memcmp(a->logits, b->logits, sizeof a->logits) == 0;
-}
-
-double outcome_distance(const outcome *a, const outcome *b)
-{
-    double difference = 0.0, norm = 0.0;
-    for (uint32_t step = 0; step < STEPS; step++)
-        for (uint32_t i = 0; i < VOCAB; i++) {
-            const double x = (double)a->logits[step][i], y = (double)b->logits[step][i];
-            difference += (x - y) * (x - y);
-            norm += y * y;
-        }
-    return sqrt(difference / norm);
 }
 
 kvf_prune_config rig_config_of(const char *name)

@@ -59,6 +59,9 @@ kvf_prune *rig_open_prune(rig *r, const kvf_prune_config *config);
 kvf_session rig_session(const rig *r, kvf_prune *prune);
 kvf_prune_config rig_config_of(const char *name);
 
+/* All of a prompt at once, until it is pruned. */
+void rig_prefill_pruned(rig *r, kvf_prune *prune, kvf_sequence *s, const uint32_t *ids,
+                        uint32_t count);
 void rig_run_one(rig *r, const kvf_prune_config *config, outcome *out, kvf_prune_stats *stats);
 
 /* The same prompt without a pruner. */
@@ -66,9 +69,6 @@ void rig_run_plain(rig *r, const uint32_t *ids, uint32_t count, outcome *out);
 
 void outcome_expect_same(const outcome *a, const outcome *b, const char *what);
 bool outcome_is_same_logits(const outcome *a, const outcome *b);
-
-/* Over all logits, relative. */
-double outcome_distance(const outcome *a, const outcome *b);
 
 /* ---- policies of the tests' own ---- */
 

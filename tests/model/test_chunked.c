@@ -47,12 +47,12 @@ static void rig_open(rig *r)
     cc.budget_tokens = 64;
     cc.observe_window = 32;
     model_rig_cache(&r->model, &cc);
-    assert_int_equal(kvf_sequence_create(r->model.cache, &r->sequence), KVF_OK);
+    r->sequence = model_rig_sequence(&r->model);
 }
 
 static void rig_close(rig *r)
 {
-    assert_int_equal(kvf_stream_wait(r->model.stream), KVF_OK);
+    model_rig_wait(&r->model);
     kvf_transformer_forget(r->model.transformer);
     kvf_prune_close(r->prune);
     model_rig_close(&r->model);
@@ -92,52 +92,29 @@ static const uint32_t *ids_of_prompt(void)
     return ids;
 }
 
-static void prefill_chunked(rig *r, uint32_t chunk)
+static void prefill_chunked(rig *r, uint32_t count, uint32_t chunk)
 {
-    const kvf_status status =
-        kvf_transformer_prefill_chunked(r->model.transformer, r->model.cache, r->prune, r->sequence,
-                                        ids_of_prompt(), PROMPT, chunk, true, r->model.stream);
-    if (status != KVF_OK || kvf_stream_wait(r->model.stream) != KVF_OK)
-        fail_msg("chunk %u: %s", chunk, kvf_runtime_error(r->model.runtime)->text);
-}
-
-static void prefill_plain(rig *r)
-{
-    assert_int_equal(kvf_transformer_prefill(r->model.transformer, r->model.cache, r->sequence,
-                                             ids_of_prompt(), PROMPT, r->model.stream),
-                     KVF_OK);
-    assert_int_equal(kvf_stream_wait(r->model.stream), KVF_OK);
+    model_rig_must(&r->model,
+                   kvf_transformer_prefill_chunked(r->model.transformer, r->model.cache, r->prune,
+                                                   r->sequence, ids_of_prompt(), count, chunk, true,
+                                                   r->model.stream),
+                   "kvf_transformer_prefill_chunked");
+    model_rig_wait(&r->model);
 }
 
 /* Logits [STEPS][VOCAB] of the tokens that follow the prompt. */
 static void decode(rig *r, float *logits)
 {
-    for (uint32_t step = 0; step < STEPS; step++) {
-        const uint32_t id = ids_of_prompt()[PROMPT + step];
-        assert_int_equal(kvf_transformer_decode(r->model.transformer, r->model.cache, &r->sequence,
-                                                &id, 1, true, r->model.stream),
-                         KVF_OK);
-        assert_int_equal(kvf_stream_wait(r->model.stream), KVF_OK);
-        memcpy(logits + (size_t)step * VOCAB, kvf_transformer_logits(r->model.transformer, 0),
-               VOCAB * sizeof *logits);
-    }
-}
-
-static double distance(const float *a, const float *b)
-{
-    double difference = 0.0, norm = 0.0;
-    for (uint32_t i = 0; i < STEPS * VOCAB; i++) {
-        difference += ((double)a[i] - (double)b[i]) * ((double)a[i] - (double)b[i]);
-        norm += (double)b[i] * (double)b[i];
-    }
-    return sqrt(difference / norm);
+    for (uint32_t step = 0; step < STEPS; step++)
+        model_rig_decode(&r->model, &r->sequence, ids_of_prompt() + PROMPT + step, 1,
+                         logits + (size_t)step * VOCAB);
 }
 
 static void plain_logits(float *logits)
 {
     rig r;
     rig_open(&r);
-    prefill_plain(&r);
+    model_rig_prefill(&r.model, r.sequence, ids_of_prompt(), PROMPT);
     decode(&r, logits);
     rig_close(&r);
 }
@@ -155,12 +132,12 @@ static void chunks_without_eviction_are_plain(void **state)
     for (size_t i = 0; i < sizeof chunks / sizeof *chunks; i++) {
         rig r;
         rig_open(&r);
-        prefill_chunked(&r, chunks[i]);
+        prefill_chunked(&r, PROMPT, chunks[i]);
         decode(&r, got);
         if (chunks[i] % ROWS == 0 || chunks[i] >= PROMPT)
             assert_memory_equal(got, want, sizeof want);
         else
-            assert_true(distance(got, want) < 5e-3);
+            assert_true(model_rig_distance(got, want, STEPS * VOCAB) < 5e-3);
         rig_close(&r);
     }
 }
@@ -174,7 +151,7 @@ static void eviction_none_prunes_the_whole_prompt(void **state)
     kvf_prune_config pc;
     kvf_prune_config_init(&pc, NULL);
     open_prune(&r, &pc);
-    prefill_chunked(&r, 7);
+    prefill_chunked(&r, PROMPT, 7);
     decode(&r, got);
     assert_memory_equal(got, want, sizeof want);
     rig_close(&r);
@@ -183,22 +160,18 @@ static void eviction_none_prunes_the_whole_prompt(void **state)
 /* Logits [VOCAB] of the last of `count` tokens: as a step, or of a prefill in chunks. */
 static void last_logits(uint32_t count, uint32_t chunk, const kvf_prune_config *pc, float *logits)
 {
-    const uint32_t *ids = ids_of_prompt(), given = chunk ? count : count - 1;
+    const uint32_t *ids = ids_of_prompt();
     rig r;
     rig_open(&r);
     if (pc)
         open_prune(&r, pc);
-    kvf_status status = kvf_transformer_prefill_chunked(
-        r.model.transformer, r.model.cache, r.prune, r.sequence, ids, given, chunk ? chunk : given,
-        chunk > 0, r.model.stream);
-    if (status == KVF_OK && !chunk)
-        status = kvf_stream_wait(r.model.stream);
-    if (status == KVF_OK && !chunk)
-        status = kvf_transformer_decode(r.model.transformer, r.model.cache, &r.sequence,
-                                        &ids[given], 1, true, r.model.stream);
-    assert_int_equal(status, KVF_OK);
-    assert_int_equal(kvf_stream_wait(r.model.stream), KVF_OK);
-    memcpy(logits, kvf_transformer_logits(r.model.transformer, 0), VOCAB * sizeof *logits);
+    if (chunk) {
+        prefill_chunked(&r, count, chunk);
+        memcpy(logits, kvf_transformer_logits(r.model.transformer, 0), VOCAB * sizeof *logits);
+    } else {
+        model_rig_prefill(&r.model, r.sequence, ids, count - 1);
+        model_rig_decode(&r.model, &r.sequence, &ids[count - 1], 1, logits);
+    }
     rig_close(&r);
 }
 
@@ -214,13 +187,8 @@ static void a_prefill_has_logits(void **state)
     static const uint32_t chunks[] = {60, 20, 60, 2 * ROWS};
     last_logits(count, 0, NULL, want);
     for (size_t i = 0; i < sizeof chunks / sizeof *chunks; i++) {
-        double most = 0.0, size = 0.0;
         last_logits(count, chunks[i], configs[i], got);
-        for (uint32_t v = 0; v < VOCAB; v++) {
-            most = fmax(most, fabs((double)got[v] - (double)want[v]));
-            size = fmax(size, fabs((double)want[v]));
-        }
-        assert_true(most < 5e-3 * size);
+        assert_true(model_rig_distance(got, want, VOCAB) < 5e-3);
     }
 }
 
@@ -236,7 +204,7 @@ static void keeping_all_is_plain(void **state)
         const kvf_prune_config pc =
             evicting(policies[i / 2], i % 2 ? KVF_EVICTION_PATCHED : KVF_EVICTION_NAIVE, 1.0f);
         open_prune(&r, &pc);
-        prefill_chunked(&r, 2 * ROWS);
+        prefill_chunked(&r, PROMPT, 2 * ROWS);
         for (uint32_t layer = 0; layer < LAYERS; layer++)
             assert_int_equal(kvf_sequence_length(r.sequence, layer), PROMPT);
         decode(&r, got);
@@ -290,7 +258,7 @@ static void check_counts(kvf_eviction eviction, uint32_t chunk, float keep)
     const kvf_prune_config pc = evicting("snapkv", eviction, keep);
     const counts want = expect(eviction, chunk, keep);
     open_prune(&r, &pc);
-    prefill_chunked(&r, chunk);
+    prefill_chunked(&r, PROMPT, chunk);
     for (uint32_t layer = 0; layer < LAYERS; layer++) {
         assert_int_equal(kvf_sequence_length(r.sequence, layer), want.kept);
         for (uint32_t i = 0; i < QUERIES; i++) /* the prompt's end is always there */
@@ -337,7 +305,7 @@ static void streaming_is_streaming(void **state)
         kvf_prune_config pc = evicting("streaming", KVF_EVICTION_NAIVE, 1.0f);
         pc.settings.keep_tokens = kept;
         open_prune(&r, &pc);
-        prefill_chunked(&r, chunks[i]);
+        prefill_chunked(&r, PROMPT, chunks[i]);
         for (uint32_t layer = 0; layer < LAYERS; layer++)
             for (uint32_t j = 0; j < kept; j++)
                 assert_int_equal(kvf_sequence_position(r.sequence, layer, j),
@@ -415,7 +383,7 @@ static void a_policy_sees_the_chunk(void **state)
         kvf_prune_config pc = evicting("snapkv", kinds[kind], 0.5f);
         pc.policy = &policy;
         open_prune(&r, &pc);
-        prefill_chunked(&r, chunk);
+        prefill_chunked(&r, PROMPT, chunk);
         assert_false(s.is_wrong);
         assert_int_equal(s.calls, 3 * LAYERS);
         for (uint32_t layer = 0, at = 0; layer < LAYERS; layer++, at = 0)

@@ -79,37 +79,11 @@ static void scene_close(scene *s)
     model_rig_close(&s->r);
 }
 
-static kvf_sequence *create(scene *s)
-{
-    kvf_sequence *sequence = NULL;
-    model_rig_must(&s->r, kvf_sequence_create(s->r.cache, &sequence), "kvf_sequence_create");
-    return sequence;
-}
-
-static void settle(scene *s)
-{
-    model_rig_must(&s->r, kvf_stream_wait(s->r.stream), "kvf_stream_wait");
-}
-
 static kvf_sequence *prune(scene *s)
 {
-    rig *r = &s->r;
-    kvf_sequence *sequence = create(s);
-    model_rig_must(r,
-                   kvf_transformer_prefill_chunked(r->transformer, r->cache, s->prune, sequence,
-                                                   s->ids, PROMPT, PROMPT, false, r->stream),
-                   "kvf_transformer_prefill_chunked");
-    settle(s);
+    kvf_sequence *sequence = model_rig_sequence(&s->r);
+    rig_prefill_pruned(&s->r, s->prune, sequence, s->ids, PROMPT);
     return sequence;
-}
-
-static void prefill(scene *s, kvf_sequence *sequence, const uint32_t *ids, uint32_t count)
-{
-    rig *r = &s->r;
-    model_rig_must(
-        r, kvf_transformer_prefill(r->transformer, r->cache, sequence, ids, count, r->stream),
-        "kvf_transformer_prefill");
-    settle(s);
 }
 
 static void step(scene *s)
@@ -153,7 +127,7 @@ static void expect_same_pages(scene *s, const kvf_sequence *a, const kvf_sequenc
                                                kvf_page_address(of[i], layer, head, page),
                                                PAGE * token),
                                "kvf_memory_copy");
-            settle(s);
+            model_rig_wait(&s->r);
             if (memcmp(host[0], host[1], (rest < PAGE ? rest : PAGE) * token) != 0)
                 fail_msg("layer %u, head %u, page %u differs", layer, head, page);
         }
@@ -185,7 +159,7 @@ static void ends_as_unpruned(const char *name, kvf_select select, uint32_t befor
     const kvf_prune_config config = config_of(name);
     scene s;
     scene_open_as(&s, select, &config, where);
-    kvf_sequence *a = prune(&s), *b = create(&s);
+    kvf_sequence *a = prune(&s), *b = model_rig_sequence(&s.r);
     assert_int_equal(kvf_sequence_length(a, 0), PROMPT);
     assert_true(kvf_sequence_length(a, LAYERS - 1) < PROMPT);
     assert_ptr_equal(kvf_completion_of(s.completion), a);
@@ -193,8 +167,8 @@ static void ends_as_unpruned(const char *name, kvf_select select, uint32_t befor
         step(&s);
     rig_decode(&s.r, a, &pruned);
     end(&s, STEPS);
-    prefill(&s, b, s.ids, PROMPT);
-    prefill(&s, b, s.ids + PROMPT, STEPS);
+    model_rig_prefill(&s.r, b, s.ids, PROMPT);
+    model_rig_prefill(&s.r, b, s.ids + PROMPT, STEPS);
     if (where != ALL_ON_DISK) /* where a call brings some pages, and others are in the file */
         expect_same_pages(&s, a, b);
     rig_decode(&s.r, a, &whole);
@@ -204,7 +178,7 @@ static void ends_as_unpruned(const char *name, kvf_select select, uint32_t befor
         assert_true(outcome_is_same_logits(&whole, &plain));
     kvf_sequence_destroy(b);
     kvf_sequence_destroy(a);
-    settle(&s);
+    model_rig_wait(&s.r);
     scene_close(&s);
 }
 
@@ -240,7 +214,7 @@ static void fail_for_room(scene *s)
     kvf_completion_drop(s->completion, r->transformer);
     kvf_sequence *b = prune(s);
     for (uint32_t i = 0; i < SEQUENCES - 2; i++)
-        others[i] = create(s);
+        others[i] = model_rig_sequence(r);
     assert_int_equal(kvf_completion_step(s->completion, r->transformer, r->cache, r->stream),
                      KVF_FULL);
     assert_null(kvf_completion_of(s->completion));
@@ -278,9 +252,9 @@ static void answer_in_the_middle(const kvf_prune_config *config, what w, outcome
         kvf_sequence_destroy(fork);
     kvf_completion_drop(s.completion, s.r.transformer);
     kvf_sequence_destroy(a);
-    settle(&s);
+    model_rig_wait(&s.r);
     for (uint32_t i = 0; i < SEQUENCES; i++) /* nothing of it is left */
-        (void)create(&s);
+        (void)model_rig_sequence(&s.r);
     scene_close(&s);
 }
 
@@ -346,10 +320,10 @@ static void a_cut_prompt_can_be_whole(void **state)
     scene s;
     scene_open(&s, KVF_SELECT_FULL, &config);
     rig *r = &s.r;
-    kvf_sequence *a = prune(&s), *b = create(&s), *w = NULL;
+    kvf_sequence *a = prune(&s), *b = model_rig_sequence(&s.r), *w = NULL;
     end(&s, 0);
     model_rig_must(r, kvf_sequence_truncate(r->cache, a, left, r->stream), "truncate");
-    prefill(&s, b, s.ids, PROMPT);
+    model_rig_prefill(&s.r, b, s.ids, PROMPT);
     model_rig_must(r, kvf_sequence_truncate(r->cache, b, left, r->stream), "truncate");
     expect_same_pages(&s, a, b);
     rig_decode(r, a, &whole);
@@ -470,7 +444,7 @@ static void fail_behind(scene *s, uint32_t before, bool writes, const outcome *w
     rig_decode(&s->r, a, &got);
     assert_true(outcome_is_same_logits(wanted, &got));
     kvf_sequence_destroy(a);
-    settle(s);
+    model_rig_wait(&s->r);
 }
 
 /* Request n fails, for all n: the sequence answers as a pruned one, the next prompt is completed.
@@ -489,7 +463,7 @@ static void a_file_that_fails_leaves_what_was_pruned(void **state)
     rig_decode(r, a, &wanted);
     kvf_completion_drop(s.completion, r->transformer);
     kvf_sequence_destroy(a);
-    settle(&s);
+    model_rig_wait(&s.r);
     for (uint32_t n = 0; n < pieces; n += sweep_step()) {
         fail_behind(&s, n, false, &wanted);
         if (n < pieces / 2) /* what the last layer gives is not kept */
@@ -504,7 +478,7 @@ static void a_file_that_fails_leaves_what_was_pruned(void **state)
     rig_decode(r, a, &got);
     assert_true(outcome_is_same_logits(&wanted, &got));
     kvf_sequence_destroy(a);
-    settle(&s);
+    model_rig_wait(&s.r);
     a = prune(&s);
     assert_null(kvf_completion_lost(s.completion));
     end(&s, 0);

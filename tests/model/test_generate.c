@@ -40,10 +40,7 @@ static void runner_open(runner *r, const kvf_sampling_config *config)
     kvf_error error;
     *r = (runner){0};
     rig_open(&r->rig, KVF_SELECT_DYNAMIC, 64);
-    r->session = (kvf_session){.runtime = r->rig.runtime,
-                               .transformer = r->rig.transformer,
-                               .cache = r->rig.cache,
-                               .stream = r->rig.stream};
+    r->session = rig_session(&r->rig, NULL);
     model_rig_must(&r->rig, kvf_sampler_create(VOCAB, BATCH, &r->sampler, &error), "sampler");
     model_rig_must(&r->rig, kvf_sampler_begin(r->sampler, 0, config, &error), "begin");
 }
@@ -80,7 +77,7 @@ static void read_prompt(runner *r)
     const rig_prompt b = one_prompt(1, GIVEN);
     kvf_error error;
     kvf_stop stop;
-    model_rig_must(&r->rig, kvf_sequence_create(r->rig.cache, &r->sequence), "kvf_sequence_create");
+    r->sequence = model_rig_sequence(&r->rig);
     const kvf_prefill_request request = {
         .sequence = r->sequence, .ids = b.ids, .count = GIVEN, .wants_logits = true};
     model_rig_must(&r->rig, kvf_generate_prefill(&r->session, &request, &stop, &error), "prefill");
@@ -211,7 +208,7 @@ static void answer_extended(uint32_t step_tokens, uint32_t stop_at, uint32_t ids
     kvf_stop stop;
     runner r;
     runner_open(&r, &config);
-    model_rig_must(&r.rig, kvf_sequence_create(r.rig.cache, &r.sequence), "kvf_sequence_create");
+    r.sequence = model_rig_sequence(&r.rig);
     const kvf_prefill_request dense = {.sequence = r.sequence, .ids = b.ids, .count = half};
     model_rig_must(&r.rig, kvf_generate_prefill(&r.session, &dense, &stop, &error), "prefill");
     r.session.step_tokens = step_tokens;

@@ -62,7 +62,7 @@ static void run_open(run *r, uint32_t budget, uint32_t threads, kvf_pages pages)
     assert_int_equal(kvf_head_sensitivity_open(r->rig.runtime, &r->rig.model, r->rig.cache,
                                                r->rig.stream, &r->sensitivity, &error),
                      KVF_OK);
-    model_rig_must(&r->rig, kvf_sequence_create(r->rig.cache, &r->sequence), "sequence");
+    r->sequence = model_rig_sequence(&r->rig);
     model_rig_must(&r->rig,
                    kvf_memory_alloc(r->rig.runtime, HEADS * PAGES * PAGE_FLOATS * sizeof(float),
                                     (void **)&r->pages),
@@ -85,19 +85,11 @@ static void run_steps(run *r, kvf_attention_fn see, void *user)
     const model_rig *m = &r->rig;
     for (uint32_t i = 0; i < PROMPT; i++)
         ids[i] = id_of(i);
-    model_rig_must(
-        m, kvf_transformer_prefill(m->transformer, m->cache, r->sequence, ids, PROMPT, m->stream),
-        "prefill");
-    model_rig_must(m, kvf_stream_wait(m->stream), "wait");
+    model_rig_prefill(m, r->sequence, ids, PROMPT);
     model_rig_must(m, kvf_transformer_observe(m->transformer, see, user), "observe");
     for (uint32_t step = 0; step < STEPS; step++) {
         const uint32_t id = id_of(PROMPT + step);
-        model_rig_must(
-            m,
-            kvf_transformer_decode(m->transformer, m->cache, &r->sequence, &id, 1, true, m->stream),
-            "decode");
-        model_rig_must(m, kvf_stream_wait(m->stream), "wait");
-        memcpy(r->logits[step], kvf_transformer_logits(m->transformer, 0), sizeof r->logits[step]);
+        model_rig_decode(m, &r->sequence, &id, 1, r->logits[step]);
     }
     kvf_head_sensitivity_take(r->sensitivity, r->sensitivities);
 }
@@ -119,7 +111,7 @@ static void read_pages(const run *r, uint32_t layer)
                                       .sequences = &(kvf_sequence *){r->sequence},
                                       .out = r->pages + (size_t)page * HEADS * PAGE_FLOATS};
         model_rig_must(&r->rig, kvf_read_pages(r->rig.cache, &args, &lists, r->rig.stream), "read");
-        model_rig_must(&r->rig, kvf_stream_wait(r->rig.stream), "wait");
+        model_rig_wait(&r->rig);
     }
 }
 

@@ -69,19 +69,14 @@ static void rig_open(rig *r, const char *from, const golden *g)
     cc.tokens_max = g->prompt + STEPS;
     cc.select = KVF_SELECT_FULL;
     model_rig_cache(&r->model, &cc);
-    model_rig_must(&r->model, kvf_sequence_create(r->model.cache, &r->sequence), "sequence");
+    r->sequence = model_rig_sequence(&r->model);
 }
 
 static void feed_prompt(rig *r, const uint32_t *ids, uint32_t count)
 {
-    for (uint32_t done = 0; done < count;) {
-        uint32_t chunk = count - done < CHUNK ? count - done : CHUNK;
-        check(kvf_transformer_prefill(r->model.transformer, r->model.cache, r->sequence, ids + done,
-                                      chunk, r->model.stream),
-              NULL);
-        check(kvf_stream_wait(r->model.stream), kvf_runtime_error(r->model.runtime));
-        done += chunk;
-    }
+    for (uint32_t done = 0; done < count; done += CHUNK)
+        model_rig_prefill(&r->model, r->sequence, ids + done,
+                          count - done < CHUNK ? count - done : CHUNK);
 }
 
 /* Squared norms of a difference and of what was wanted. */
@@ -160,15 +155,13 @@ static void compare(const char *from, const golden *g, const uint32_t *ids)
     rig_open(&r, from, g);
     uint32_t columns = (r.model.model.vocab_size + g->stride - 1) / g->stride;
     float *own = read_golden(g, ".f32", columns), *exact = read_golden(g, ".exact.f32", columns);
+    float *logits = malloc(r.model.model.vocab_size * sizeof *logits);
+    assert_non_null(logits);
     feed_prompt(&r, ids, g->prompt - 1);
     deviation whole = {0};
     double rows[STEPS + 1], rows_of_hf[STEPS + 1];
     for (uint32_t i = 0; i <= steps; i++) {
-        check(kvf_transformer_decode(r.model.transformer, r.model.cache, &r.sequence,
-                                     ids + g->prompt - 1 + i, 1, true, r.model.stream),
-              kvf_runtime_error(r.model.runtime));
-        check(kvf_stream_wait(r.model.stream), kvf_runtime_error(r.model.runtime));
-        const float *logits = kvf_transformer_logits(r.model.transformer, 0);
+        model_rig_decode(&r.model, &r.sequence, ids + g->prompt - 1 + i, 1, logits);
         const float *own_row = own + i * columns, *exact_row = exact + i * columns;
         deviation row = row_deviation(logits, own_row, columns, g->stride);
         whole.difference += row.difference;
@@ -187,6 +180,7 @@ static void compare(const char *from, const golden *g, const uint32_t *ids)
     judge_rows(dtype, rounds, rows, rows_of_hf, steps);
     sweep_tell(steps + 1, STEPS + 1);
     assert_true(relative(whole) <= tolerance(dtype));
+    free(logits);
     free(own);
     free(exact);
     model_rig_close(&r.model);

@@ -40,10 +40,9 @@ static void deeper_layers_hold_what_was_propagated(void **state)
 
 static void hidden_of(rig *r, const kvf_prune_config *config, float *hidden)
 {
-    kvf_sequence *s = NULL;
+    kvf_sequence *s = model_rig_sequence(r);
     kvf_prune *prune = config ? rig_open_prune(r, config) : NULL;
     const rig_prompt b = one_prompt(0, PROMPT);
-    model_rig_must(r, kvf_sequence_create(r->cache, &s), "kvf_sequence_create");
     const kvf_prompt prompt = {.sequence = s, .ids = b.ids, .count = PROMPT};
     model_rig_must(
         r, kvf_transformer_hidden(r->transformer, r->cache, prune, &prompt, hidden, r->stream),
@@ -53,7 +52,7 @@ static void hidden_of(rig *r, const kvf_prune_config *config, float *hidden)
 }
 
 /* Final norm and head, in double. */
-static void head_of(const rig *r, const float *hidden, double *logits)
+static void head_of(const rig *r, const float *hidden, float *logits)
 {
     const kvf_tensor *norm = NULL, *table = NULL;
     kvf_error error;
@@ -74,39 +73,26 @@ static void head_of(const rig *r, const float *hidden, double *logits)
         const size_t bytes = HIDDEN * kvf_dtype_bytes(table->dtype);
         kvf_numbers_widen((const unsigned char *)table->data + id * bytes, table->dtype, HIDDEN,
                           row);
-        logits[id] = 0.0;
+        double logit = 0.0;
         for (uint32_t i = 0; i < HIDDEN; i++)
-            logits[id] += (double)hidden[i] * scale * (double)weight[i] * (double)row[i];
+            logit += (double)hidden[i] * scale * (double)weight[i] * (double)row[i];
+        logits[id] = (float)logit;
     }
 }
 
 static void hidden_state_is_what_the_head_sees(void **state)
 {
     static float hidden[HIDDEN], pruned[HIDDEN];
-    double logits[VOCAB];
+    float logits[VOCAB], want[VOCAB];
     rig r;
     rig_open(&r, KVF_SELECT_FULL, 64);
     const rig_prompt b = one_prompt(0, PROMPT);
-    kvf_sequence *s = NULL;
     hidden_of(&r, NULL, hidden);
     head_of(&r, hidden, logits);
-    model_rig_must(&r, kvf_sequence_create(r.cache, &s), "kvf_sequence_create");
-    model_rig_must(&r,
-                   kvf_transformer_prefill(r.transformer, r.cache, s, b.ids, PROMPT - 1, r.stream),
-                   "kvf_transformer_prefill");
-    model_rig_must(&r, kvf_stream_wait(r.stream), "kvf_stream_wait");
-    model_rig_must(
-        &r,
-        kvf_transformer_decode(r.transformer, r.cache, &s, &b.ids[PROMPT - 1], 1, true, r.stream),
-        "kvf_transformer_decode");
-    model_rig_must(&r, kvf_stream_wait(r.stream), "kvf_stream_wait");
-    const float *want = kvf_transformer_logits(r.transformer, 0);
-    double difference = 0.0, norm = 0.0;
-    for (uint32_t i = 0; i < VOCAB; i++) {
-        difference += ((double)want[i] - logits[i]) * ((double)want[i] - logits[i]);
-        norm += (double)want[i] * (double)want[i];
-    }
-    assert_true(sqrt(difference / norm) < 1e-2); /* bf16 in other places */
+    kvf_sequence *s = model_rig_sequence(&r);
+    model_rig_prefill(&r, s, b.ids, PROMPT - 1);
+    model_rig_decode(&r, &s, &b.ids[PROMPT - 1], 1, want);
+    assert_true(model_rig_distance(logits, want, VOCAB) < 1e-2); /* bf16 in other places */
     kvf_transformer_forget(r.transformer);
     kvf_sequence_destroy(s);
 
@@ -131,14 +117,13 @@ static void session_prunes_its_prompt(void **state)
     rig r;
     kvf_error error;
     kvf_stop stop;
-    kvf_sequence *s = NULL;
     const rig_prompt b = one_prompt(0, PROMPT);
     rig_open(&r, KVF_SELECT_HYBRID, 64);
     const kvf_prune_config config = rig_config_of("fastkv");
     rig_run_one(&r, &config, &want, NULL);
     kvf_prune *prune = rig_open_prune(&r, &config);
     const kvf_session session = rig_session(&r, prune);
-    model_rig_must(&r, kvf_sequence_create(r.cache, &s), "kvf_sequence_create");
+    kvf_sequence *s = model_rig_sequence(&r);
     kvf_prefill_request request = {.sequence = s, .ids = b.ids, .count = PROMPT};
     model_rig_must(&r, kvf_generate_prefill(&session, &request, &stop, &error),
                    "kvf_generate_prefill");
@@ -159,13 +144,12 @@ static void bad_prompts_are_refused(void **state)
     rig r;
     kvf_error error;
     kvf_stop stop;
-    kvf_sequence *s = NULL;
     static uint32_t ids[PROMPTS + 1];
     rig_open(&r, KVF_SELECT_HYBRID, 64);
     const kvf_prune_config config = rig_config_of("fastkv");
     kvf_prune *prune = rig_open_prune(&r, &config);
     const kvf_session session = rig_session(&r, prune);
-    model_rig_must(&r, kvf_sequence_create(r.cache, &s), "kvf_sequence_create");
+    kvf_sequence *s = model_rig_sequence(&r);
     kvf_prefill_request request = {.sequence = s, .ids = ids, .count = PROMPTS + 1};
     fixture_expect(kvf_generate_prefill(&session, &request, &stop, &error), &error, KVF_INVALID,
                    "prompt_max");

@@ -10,8 +10,6 @@
 #include "model_rig.h"
 #include "unit.h"
 
-#include <math.h>
-
 #define PROMPT 90u
 #define STEPS  12u
 #define VOCAB  200u
@@ -48,7 +46,7 @@ static void rig_open(rig *r, uint32_t threads)
     cc.budget_tokens = r->budget ? r->budget : 88;
     model_rig_cache(&r->model, &cc);
     for (int i = 0; i < 2; i++)
-        assert_int_equal(kvf_sequence_create(r->model.cache, &r->sequences[i]), KVF_OK);
+        r->sequences[i] = model_rig_sequence(&r->model);
 }
 
 static uint32_t id_of(uint32_t sequence, uint32_t index)
@@ -58,17 +56,12 @@ static uint32_t id_of(uint32_t sequence, uint32_t index)
 
 static void prefill(rig *r, uint32_t sequence, uint32_t chunk)
 {
-    uint32_t ids[CHUNK];
-    for (uint32_t done = 0; done < PROMPT; done += chunk) {
-        uint32_t count = PROMPT - done < chunk ? PROMPT - done : chunk;
-        for (uint32_t i = 0; i < count; i++)
-            ids[i] = id_of(sequence, done + i);
-        assert_int_equal(kvf_transformer_prefill(r->model.transformer, r->model.cache,
-                                                 r->sequences[sequence], ids, count,
-                                                 r->model.stream),
-                         KVF_OK);
-        assert_int_equal(kvf_stream_wait(r->model.stream), KVF_OK);
-    }
+    uint32_t ids[PROMPT];
+    for (uint32_t i = 0; i < PROMPT; i++)
+        ids[i] = id_of(sequence, i);
+    for (uint32_t done = 0; done < PROMPT; done += chunk)
+        model_rig_prefill(&r->model, r->sequences[sequence], ids + done,
+                          PROMPT - done < chunk ? PROMPT - done : chunk);
 }
 
 /* Logits of all steps of a batch: [STEPS][batch][VOCAB]. */
@@ -78,13 +71,8 @@ static void decode(rig *r, uint32_t first, uint32_t batch, float *logits)
         uint32_t ids[2];
         for (uint32_t i = 0; i < batch; i++)
             ids[i] = id_of(first + i, PROMPT + step);
-        const kvf_status status =
-            kvf_transformer_decode(r->model.transformer, r->model.cache, r->sequences + first, ids,
-                                   batch, true, r->model.stream);
-        if (status != KVF_OK || kvf_stream_wait(r->model.stream) != KVF_OK)
-            fail_msg("step %u of %u: %s", step, batch, kvf_runtime_error(r->model.runtime)->text);
-        for (uint32_t i = 0; i < batch; i++, logits += VOCAB)
-            memcpy(logits, kvf_transformer_logits(r->model.transformer, i), VOCAB * sizeof(float));
+        model_rig_decode(&r->model, r->sequences + first, ids, batch,
+                         logits + (size_t)step * batch * VOCAB);
     }
 }
 
@@ -109,18 +97,6 @@ static void threads_and_batch_give_the_same_bits(void **state)
     }
 }
 
-/* Over all logits, relative to their size. */
-static double distance(const float *got, const float *want)
-{
-    double difference = 0.0, norm = 0.0;
-    for (uint32_t i = 0; i < STEPS * VOCAB; i++) {
-        double d = (double)got[i] - (double)want[i];
-        difference += d * d;
-        norm += (double)want[i] * (double)want[i];
-    }
-    return sqrt(difference / norm);
-}
-
 /* bf16 keys of a chunk may round differently where a product was summed in another order, so this
  * is a comparison of numbers; a token that is lost or moved is off by far more. */
 static void chunks_do_not_matter(void **state)
@@ -132,7 +108,7 @@ static void chunks_do_not_matter(void **state)
         rig_open(&r, 2);
         prefill(&r, 0, chunks[c]);
         decode(&r, 0, 1, c == 0 ? want : got);
-        assert_true(c == 0 || distance(got, want) < 5e-3);
+        assert_true(c == 0 || model_rig_distance(got, want, STEPS * VOCAB) < 5e-3);
         model_rig_close(&r.model);
     }
 }
@@ -140,20 +116,12 @@ static void chunks_do_not_matter(void **state)
 static void feed(rig *r, kvf_sequence *sequence, uint32_t first, uint32_t count, bool by_steps)
 {
     uint32_t ids[PROMPT];
-    kvf_status status = KVF_OK;
     for (uint32_t i = 0; i < count; i++)
         ids[i] = id_of(0, first + i);
-    for (uint32_t done = 0; status == KVF_OK && done < count; done += by_steps ? 1 : count) {
-        status = by_steps ? kvf_transformer_decode(r->model.transformer, r->model.cache, &sequence,
-                                                   &ids[done], 1, false, r->model.stream)
-                          : kvf_transformer_prefill(r->model.transformer, r->model.cache, sequence,
-                                                    ids, count, r->model.stream);
-        if (status == KVF_OK)
-            status = kvf_stream_wait(r->model.stream);
-    }
-    if (status != KVF_OK)
-        fail_msg("%u tokens from %u on: %s", count, first,
-                 kvf_runtime_error(r->model.runtime)->text);
+    if (!by_steps)
+        model_rig_prefill(&r->model, sequence, ids, count);
+    for (uint32_t i = 0; by_steps && i < count; i++)
+        model_rig_decode(&r->model, &sequence, &ids[i], 1, NULL);
 }
 
 /* A conversation: a prompt, steps, and another prompt on a fork, after one that was given up. With
@@ -185,8 +153,8 @@ static void a_prompt_goes_on_behind_steps(void **state)
         feed(&parts, parts.sequences[0], FIRST + ANSWER, PROMPT - FIRST - ANSWER, false);
         decode(&parts, 0, 1, got);
         model_rig_close(&parts.model);
-        if (!(distance(got, want) < 5e-3))
-            fail_msg("by layer %u: %g", by_layer, distance(got, want));
+        if (!(model_rig_distance(got, want, STEPS * VOCAB) < 5e-3))
+            fail_msg("by layer %u: %g", by_layer, model_rig_distance(got, want, STEPS * VOCAB));
     }
 }
 
@@ -194,7 +162,6 @@ static void a_prompt_goes_on_behind_steps(void **state)
 static void order_of_layers_does_not_matter(void **state)
 {
     static float want[STEPS * VOCAB], got[STEPS * VOCAB];
-    uint32_t ids[PROMPT];
     rig by_chunk = {.chunk_max = 17}, by_layer = {.chunk_max = 17, .prompt_max = PROMPT};
     rig_open(&by_chunk, 2);
     prefill(&by_chunk, 0, 17);
@@ -202,13 +169,7 @@ static void order_of_layers_does_not_matter(void **state)
     model_rig_close(&by_chunk.model);
     rig_open(&by_layer, 2);
     assert_int_equal(kvf_transformer_prompt_max(by_layer.model.transformer), PROMPT);
-    for (uint32_t i = 0; i < PROMPT; i++)
-        ids[i] = id_of(0, i);
-    assert_int_equal(kvf_transformer_prefill(by_layer.model.transformer, by_layer.model.cache,
-                                             by_layer.sequences[0], ids, PROMPT,
-                                             by_layer.model.stream),
-                     KVF_OK);
-    assert_int_equal(kvf_stream_wait(by_layer.model.stream), KVF_OK);
+    prefill(&by_layer, 0, PROMPT);
     decode(&by_layer, 0, 1, got);
     model_rig_close(&by_layer.model);
     assert_memory_equal(got, want, sizeof want);
@@ -268,33 +229,24 @@ static void a_prefill_stops_where_it_is_told(void **state)
 {
     static float want[STEPS * VOCAB], got[STEPS * VOCAB];
     rig r = {.prompt_max = PROMPT};
-    uint32_t ids[PROMPT];
-    for (uint32_t i = 0; i < PROMPT; i++)
-        ids[i] = id_of(0, i);
     rig_open(&r, 2);
     for (uint32_t no_at = 1; no_at <= 4; no_at++) {
         asker a = {.no_at = no_at};
         kvf_transformer_watch(r.model.transformer, ask, &a);
-        assert_int_equal(kvf_transformer_prefill(r.model.transformer, r.model.cache, r.sequences[0],
-                                                 ids, PROMPT, r.model.stream),
-                         KVF_OK);
-        assert_int_equal(kvf_stream_wait(r.model.stream), KVF_OK);
+        prefill(&r, 0, PROMPT);
         assert_int_equal(kvf_transformer_stopped(r.model.transformer), no_at < 4);
         assert_int_equal(a.asked, no_at < 4 ? no_at : 3);
         if (no_at < 4) {
             kvf_sequence_destroy(r.sequences[0]);
-            assert_int_equal(kvf_sequence_create(r.model.cache, &r.sequences[0]), KVF_OK);
+            r.sequences[0] = model_rig_sequence(&r.model);
         }
     }
     decode(&r, 0, 1, got);
     kvf_transformer_watch(r.model.transformer, NULL, NULL);
     kvf_transformer_forget(r.model.transformer);
     kvf_sequence_destroy(r.sequences[0]);
-    assert_int_equal(kvf_sequence_create(r.model.cache, &r.sequences[0]), KVF_OK);
-    assert_int_equal(kvf_transformer_prefill(r.model.transformer, r.model.cache, r.sequences[0],
-                                             ids, PROMPT, r.model.stream),
-                     KVF_OK);
-    assert_int_equal(kvf_stream_wait(r.model.stream), KVF_OK);
+    r.sequences[0] = model_rig_sequence(&r.model);
+    prefill(&r, 0, PROMPT);
     decode(&r, 0, 1, want);
     assert_memory_equal(want, got, sizeof want);
     model_rig_close(&r.model);

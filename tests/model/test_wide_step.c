@@ -56,11 +56,8 @@ static void prefill(rig *r)
         const uint32_t count = TOKENS - 13 * p;
         for (uint32_t i = 0; i < count; i++)
             ids[i] = (i * 37 + p * 11) % VOCAB;
-        assert_int_equal(kvf_sequence_create(r->model.cache, &r->prompts[p]), KVF_OK);
-        assert_int_equal(kvf_transformer_prefill(r->model.transformer, r->model.cache,
-                                                 r->prompts[p], ids, count, r->model.stream),
-                         KVF_OK);
-        assert_int_equal(kvf_stream_wait(r->model.stream), KVF_OK);
+        r->prompts[p] = model_rig_sequence(&r->model);
+        model_rig_prefill(&r->model, r->prompts[p], ids, count);
     }
 }
 
@@ -77,13 +74,7 @@ static uint32_t decode(rig *r, uint32_t first, uint32_t batch, float *logits)
     for (uint32_t step = 0; step < STEPS; step++) {
         for (uint32_t i = 0; i < batch; i++)
             ids[i] = ((first + i) * 29 + step * 7) % VOCAB;
-        const kvf_status status = kvf_transformer_decode(r->model.transformer, r->model.cache, rows,
-                                                         ids, batch, true, r->model.stream);
-        if (status != KVF_OK || kvf_stream_wait(r->model.stream) != KVF_OK)
-            fail_msg("step %u of %u rows: %s", step, batch,
-                     kvf_runtime_error(r->model.runtime)->text);
-        for (uint32_t i = 0; i < batch; i++, logits += VOCAB)
-            memcpy(logits, kvf_transformer_logits(r->model.transformer, i), VOCAB * sizeof(float));
+        model_rig_decode(&r->model, rows, ids, batch, logits + (size_t)step * batch * VOCAB);
     }
     const kvf_recording *recording = r->model.transformer->recording.recording;
     const uint32_t nodes = recording ? kvf_recording_nodes(recording) : 0;
