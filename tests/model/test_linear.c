@@ -110,14 +110,15 @@ static void rig_close(rig *r, kvf_linear_engine *engine)
     kvf_runtime_close(r->runtime);
 }
 
-static void multiply_in(const problem *p, data *d, uint32_t threads, uint32_t isa,
-                        kvf_linear_bf16 bf16)
+static void multiply(const problem *p, data *d, uint32_t threads, uint32_t isa)
 {
     kvf_error error = {0};
     rig r = rig_open(threads);
     kvf_linear_engine *engine;
-    const kvf_linear_limits limits = {
-        .rows_max = ROWS_MAX, .inputs_max = INPUTS_MAX, .isa_mask = isa, .bf16 = bf16};
+    const kvf_linear_limits limits = {.rows_max = ROWS_MAX,
+                                      .inputs_max = INPUTS_MAX,
+                                      .isa_mask = isa,
+                                      .bf16 = KVF_LINEAR_BF16_OFF};
     assert_int_equal(kvf_linear_engine_open(r.runtime, &limits, &engine, &error), KVF_OK);
     kvf_linear_call call = {.part_count = p->parts,
                             .rows = p->rows,
@@ -134,15 +135,10 @@ static void multiply_in(const problem *p, data *d, uint32_t threads, uint32_t is
     rig_close(&r, engine);
 }
 
-static void multiply(const problem *p, data *d, uint32_t threads, uint32_t isa)
-{
-    multiply_in(p, d, threads, isa, KVF_LINEAR_BF16_OFF);
-}
-
 /* In fp32 a sum of n terms of at most m is off by less than m n^2 / 2^24 in the worst case, and by
  * a small multiple of n^(1/2) 2^-24 times its partial sums in practice; m 2^-18 n^(1/2) is far
- * above. Products in bf16 round both factors to 8 bits. */
-static void compare(const problem *p, const data *d, double unit_error)
+ * above. */
+static void compare(const problem *p, const data *d)
 {
     uint32_t column = 0;
     for (uint32_t part = 0; part < p->parts; part++)
@@ -157,7 +153,7 @@ static void compare(const problem *p, const data *d, double unit_error)
                     want += w * (double)d->x[(size_t)row * p->inputs + i];
                     largest = fmax(largest, fabs(w));
                 }
-                const double tolerance = largest * sqrt((double)p->inputs) * unit_error;
+                const double tolerance = largest * sqrt((double)p->inputs) * 0x1p-18;
                 if (!(fabs(want - (double)d->y[at]) <= tolerance))
                     fail_msg("row %u, output %u of part %u: %.7g, expected %.7g", row, out, part,
                              (double)d->y[at], want);
@@ -189,7 +185,7 @@ static void products_are_right(void **state)
         data d = data_create(&p);
         for (size_t isa = 0; isa < ISAS; isa++) {
             multiply(&p, &d, 2, isas[isa]);
-            compare(&p, &d, 0x1p-18);
+            compare(&p, &d);
         }
         data_destroy(&p, &d);
     }
@@ -237,12 +233,12 @@ static void rows_beside_do_not_change_bits(void **state)
 }
 
 /* Many rows at once against each row alone. */
-static void check_separate_rows(problem p, uint32_t isa, kvf_linear_bf16 bf16)
+static void check_separate_rows(problem p)
 {
     p.separate = true;
     data d = data_create(&p);
-    multiply_in(&p, &d, 2, isa, bf16);
-    compare(&p, &d, bf16 == KVF_LINEAR_BF16_OFF ? 0x1p-18 : 0x1p-15);
+    multiply(&p, &d, 2, KVF_ISA_ALL);
+    compare(&p, &d);
     for (uint32_t row = 0; row < p.rows; row++) {
         problem one = p;
         data alone = d;
@@ -251,7 +247,7 @@ static void check_separate_rows(problem p, uint32_t isa, kvf_linear_bf16 bf16)
         alone.x = d.x + (size_t)row * p.inputs;
         alone.start = d.start + (size_t)row * d.columns;
         alone.y = malloc(d.columns * sizeof(float));
-        multiply_in(&one, &alone, 2, isa, bf16);
+        multiply(&one, &alone, 2, KVF_ISA_ALL);
         assert_memory_equal(alone.y, d.y + (size_t)row * d.columns, d.columns * sizeof(float));
         free(alone.y);
     }
@@ -263,7 +259,7 @@ static void separate_rows_do_not_change_bits(void **state)
     for (size_t i = 0; i < PROBLEMS * 3; i++) {
         problem p = problems[i / 3];
         p.dtype = (kvf_dtype)(i % 3);
-        check_separate_rows(p, KVF_ISA_ALL, KVF_LINEAR_BF16_OFF);
+        check_separate_rows(p);
     }
 }
 

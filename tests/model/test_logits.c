@@ -37,6 +37,8 @@
 
 typedef struct golden {
     const char *name;
+    const char *test; /* NULL = name */
+    CMUnitTestFunction run;
     uint32_t prompt;
     uint32_t stride; /* every stride-th token of the vocabulary is in the file */
     uint32_t threads;
@@ -44,6 +46,7 @@ typedef struct golden {
     bool as_gguf;               /* the model is read from a GGUF file */
     const char *said, *instead; /* of config.json, once the weights are written; NULL = as it is */
     bool has_head_only;         /* the embedding is there by the name of the head */
+    bool on_host;               /* and nowhere else */
 } golden;
 
 static void check(kvf_status status, const kvf_error *error)
@@ -271,65 +274,59 @@ static void compare_recall(void **state)
     compare(KVF_RECALL_MODEL, g, ids);
 }
 
-#define AS_GGUF(model)                                                                             \
+#define RANDOM(model, ...)                                                                         \
     {                                                                                              \
-        .name = (model), .prompt = 100, .stride = 5, .threads = 2, .as_gguf = true                 \
+        .name = (model), .run = compare_random, .prompt = 100, .stride = 5, .threads = __VA_ARGS__ \
     }
-#define RANDOM(model, count)                                                                       \
+#define RECALL(...)                                                                                \
     {                                                                                              \
-        .name = (model), .prompt = 100, .stride = 5, .threads = (count)                            \
+        .name = "recall", .run = compare_recall, .prompt = 300, .stride = 16,                      \
+        .threads = __VA_ARGS__                                                                     \
     }
 
 int main(void)
 {
-    static golden random[] = {
-        RANDOM("llama-bf16", 1),      RANDOM("llama-fp32", 2),        RANDOM("llama-fp16", 1),
-        RANDOM("mistral-bf16", 2),    RANDOM("mistral-fp32", 1),      RANDOM("qwen2-bf16", 1),
-        RANDOM("qwen2-fp32", 3),      RANDOM("qwen3-bf16", 2),        RANDOM("qwen3-fp32", 1),
-        RANDOM("mistral-windows", 2), RANDOM("ministral-windows", 1), AS_GGUF("llama-bf16"),
-        AS_GGUF("qwen3-fp32"),        AS_GGUF("llama-fp32"),          AS_GGUF("llama-fp16"),
-        AS_GGUF("mistral-fp32"),      AS_GGUF("qwen2-bf16"),          AS_GGUF("qwen2-fp32"),
+    static golden goldens[] = {
+        RANDOM("llama-bf16", 1),
+        RANDOM("llama-fp32", 2),
+        RANDOM("llama-fp16", 1),
+        RANDOM("mistral-bf16", 2),
+        RANDOM("mistral-fp32", 1),
+        RANDOM("qwen2-bf16", 1),
+        RANDOM("qwen2-fp32", 3),
+        RANDOM("qwen3-bf16", 2),
+        RANDOM("qwen3-fp32", 1),
+        RANDOM("mistral-windows", 2),
+        RANDOM("ministral-windows", 1),
+        RANDOM("llama-bf16", 2, .as_gguf = true),
+        RANDOM("qwen3-fp32", 2, .as_gguf = true),
+        /* Models by their weights: Transformers loads these as the models that they were. */
+        RANDOM("llama-fp32", 1, .test = "no type", .said = "\"torch_dtype\": \"float32\",",
+               .instead = ""),
+        RANDOM("mistral-fp32", 1, .test = "a head that is said to be tied",
+               .said = "\"tie_word_embeddings\": false",
+               .instead = "\"tie_word_embeddings\": true"),
+        RANDOM("llama-fp32", 2, .test = "a head and no embedding", .has_head_only = true),
+        RECALL(2),
+        /* From here on for the host alone: where weights came from is nothing to a GPU, and it
+         * never widens them. */
+        RANDOM("llama-fp32", 2, .as_gguf = true, .on_host = true),
+        RANDOM("llama-fp16", 2, .as_gguf = true, .on_host = true),
+        RANDOM("mistral-fp32", 2, .as_gguf = true, .on_host = true),
+        RANDOM("qwen2-bf16", 2, .as_gguf = true, .on_host = true),
+        RANDOM("qwen2-fp32", 2, .as_gguf = true, .on_host = true),
+        RANDOM("qwen2-bf16", 2, .test = "qwen2-bf16, widened to fp32", .bf16 = KVF_LINEAR_BF16_OFF,
+               .on_host = true),
+        RECALL(2, .test = "recall, widened to fp32", .bf16 = KVF_LINEAR_BF16_OFF, .on_host = true),
     };
-    /* Where weights came from is nothing to a GPU: it gets the first two of the GGUF files. It
-     * never widens them, either. */
+    enum { GOLDENS = sizeof goldens / sizeof goldens[0] };
     kvf_runtime_config device;
     fixture_device(&device);
-    const bool on_host = device.device == KVF_DEVICE_HOST;
-    const size_t left_out = on_host ? 0 : 5;
-    /* Models by their weights: Transformers loads these as the models that they were. */
-    static golden of_weights[] = {RANDOM("llama-fp32", 1), RANDOM("mistral-fp32", 1),
-                                  RANDOM("llama-fp32", 2)};
-    static const char *const of_weights_names[] = {"no type", "a head that is said to be tied",
-                                                   "a head and no embedding"};
-    of_weights[0].said = "\"torch_dtype\": \"float32\",";
-    of_weights[0].instead = "";
-    of_weights[1].said = "\"tie_word_embeddings\": false";
-    of_weights[1].instead = "\"tie_word_embeddings\": true";
-    static golden wide = RANDOM("qwen2-bf16", 2);
-    static golden recall = {.name = "recall", .prompt = 300, .stride = 16, .threads = 2};
-    static golden wide_recall;
-    wide_recall = recall;
-    wide.bf16 = wide_recall.bf16 = KVF_LINEAR_BF16_OFF;
-    struct CMUnitTest tests[40] = {{0}};
+    struct CMUnitTest tests[GOLDENS] = {{0}};
     size_t count = 0;
-    for (; count < sizeof random / sizeof random[0] - left_out; count++)
-        tests[count] = (struct CMUnitTest){.name = random[count].name,
-                                           .test_func = compare_random,
-                                           .initial_state = &random[count]};
-    of_weights[2].has_head_only = true;
-    for (size_t i = 0; i < 3; i++)
-        tests[count++] = (struct CMUnitTest){.name = of_weights_names[i],
-                                             .test_func = compare_random,
-                                             .initial_state = &of_weights[i]};
-    tests[count++] = (struct CMUnitTest){
-        .name = "recall", .test_func = compare_recall, .initial_state = &recall};
-    if (on_host) {
-        tests[count++] = (struct CMUnitTest){.name = "qwen2-bf16, widened to fp32",
-                                             .test_func = compare_random,
-                                             .initial_state = &wide};
-        tests[count++] = (struct CMUnitTest){.name = "recall, widened to fp32",
-                                             .test_func = compare_recall,
-                                             .initial_state = &wide_recall};
-    }
+    for (golden *g = goldens; g < goldens + GOLDENS; g++)
+        if (!g->on_host || device.device == KVF_DEVICE_HOST)
+            tests[count++] = (struct CMUnitTest){
+                .name = g->test ? g->test : g->name, .test_func = g->run, .initial_state = g};
     return _cmocka_run_group_tests("logits", tests, count, NULL, NULL);
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Sampling: greedy and ties, seeds, the share of draws against softmax, top-k and top-p, and every
- * draw against a plain sampler that sorts all tokens and goes filter by filter.
+ * Sampling: greedy and ties, seeds, the share of draws against softmax, and every draw and its
+ * probability against a plain sampler that sorts all tokens and goes filter by filter.
  */
 
 #include "sampling.h"
@@ -25,13 +25,11 @@ static kvf_sampler *sampler_of(const kvf_sampling_config *config, uint32_t vocab
     return s;
 }
 
-static kvf_sampler *sampler(double temperature, double top_p, uint32_t top_k, uint64_t seed)
+static kvf_sampler *sampler(double temperature, uint64_t seed)
 {
     kvf_sampling_config config;
     kvf_sampling_config_init(&config);
     config.temperature = temperature;
-    config.top_p = top_p;
-    config.top_k = top_k;
     config.seed = seed;
     return sampler_of(&config, VOCAB);
 }
@@ -82,32 +80,32 @@ static kvf_sampling_config sampling_case(uint32_t n, uint64_t *random)
                                  .seed = kvf_random_next(random)};
 }
 
-/* Draw many times and compare with the shares that are left. */
-static void check_shares(double temperature, double top_p, uint32_t top_k, const double want[VOCAB])
+/* Draw many times and compare with the shares. */
+static void check_shares(double temperature)
 {
     float logits[VOCAB];
     uint32_t count[VOCAB] = {0};
     make_logits(logits, temperature);
-    kvf_sampler *s = sampler(temperature, top_p, top_k, 7);
+    kvf_sampler *s = sampler(temperature, 7);
     for (uint32_t i = 0; i < DRAWS; i++) {
         const uint32_t id = kvf_sampler_next(s, 0, logits);
         count[id]++;
-        if (fabs(kvf_sampler_logprob(s, 0, id) - log(want[id])) > 1e-6)
+        if (fabs(kvf_sampler_logprob(s, 0, id) - log(shares[id])) > 1e-6)
             fail_msg("token %u: ln p %.9g, expected %.9g", id, kvf_sampler_logprob(s, 0, id),
-                     log(want[id]));
+                     log(shares[id]));
     }
     kvf_sampler_destroy(s);
     for (uint32_t i = 0; i < VOCAB; i++) {
         double share = (double)count[i] / DRAWS;
-        double sigma = sqrt(want[i] * (1.0 - want[i]) / DRAWS);
-        if (fabs(share - want[i]) > 4.0 * sigma)
-            fail_msg("token %u: share %.4f, expected %.4f", i, share, want[i]);
+        double sigma = sqrt(shares[i] * (1.0 - shares[i]) / DRAWS);
+        if (fabs(share - shares[i]) > 4.0 * sigma)
+            fail_msg("token %u: share %.4f, expected %.4f", i, share, shares[i]);
     }
 }
 
 static void greedy_takes_the_first_of_the_largest(void **state)
 {
-    kvf_sampler *s = sampler(0.0, 1.0, 0, 1);
+    kvf_sampler *s = sampler(0.0, 1);
     const float tie[VOCAB] = {1.0f, 3.0f, 2.0f, 3.0f, -1.0f, NAN};
     assert_int_equal(kvf_sampler_next(s, 0, tie), 1);
     assert_true(kvf_sampler_logprob(s, 0, 1) == 0.0);
@@ -118,28 +116,8 @@ static void greedy_takes_the_first_of_the_largest(void **state)
 
 static void draws_follow_the_softmax(void **state)
 {
-    check_shares(1.0, 1.0, 0, shares);
-    check_shares(2.5, 1.0, 0, shares);
-}
-
-static void top_k_keeps_the_likeliest(void **state)
-{
-    const double one[VOCAB] = {1.0, 0, 0, 0, 0, 0};
-    const double three[VOCAB] = {0.4 / 0.85, 0, 0.3 / 0.85, 0, 0.15 / 0.85, 0};
-    check_shares(1.0, 1.0, 1, one);
-    check_shares(1.0, 1.0, 3, three);
-    check_shares(1.0, 1.0, 100, shares);
-}
-
-static void top_p_keeps_the_smallest_set(void **state)
-{
-    const double one[VOCAB] = {1.0, 0, 0, 0, 0, 0};
-    const double two[VOCAB] = {0.4 / 0.7, 0, 0.3 / 0.7, 0, 0, 0};
-    check_shares(1.0, 0.3, 0, one);
-    check_shares(1.0, 0.65, 0, two);
-    /* 0.4 / 0.85 = 0.47 of what top-k left: p counts after k. */
-    check_shares(1.0, 0.46, 3, one);
-    check_shares(1.0, 0.8, 3, two);
+    check_shares(1.0);
+    check_shares(2.5);
 }
 
 static void a_seed_repeats(void **state)
@@ -148,7 +126,7 @@ static void a_seed_repeats(void **state)
     make_logits(logits, 1.0);
     uint32_t runs[3][64];
     for (uint32_t run = 0; run < 3; run++) {
-        kvf_sampler *s = sampler(1.0, 1.0, 0, run == 2 ? 8 : 9);
+        kvf_sampler *s = sampler(1.0, run == 2 ? 8 : 9);
         for (uint32_t i = 0; i < 64; i++)
             runs[run][i] = kvf_sampler_next(s, 0, logits);
         kvf_sampler_destroy(s);
@@ -275,7 +253,7 @@ static size_t plain_filters(const kvf_sampling_config *c, const kvf_draw_setting
 }
 
 static uint32_t plain_next(const kvf_sampling_config *c, const kvf_draw_settings *settings,
-                           const float *logits, bool *seen, uint64_t *random)
+                           const float *logits, bool *seen, uint64_t *random, double *logprob)
 {
     plain_token left[MANY];
     const size_t count = plain_filters(c, settings, logits, seen, left);
@@ -290,6 +268,7 @@ static uint32_t plain_next(const kvf_sampling_config *c, const kvf_draw_settings
     for (; c->temperature > 0.0 && target >= left[i].mass; i++)
         target -= left[i].mass;
     seen[left[i].id] = true;
+    *logprob = c->temperature > 0.0 ? log((double)left[i].mass / (double)total) : 0.0;
     return left[i].id;
 }
 
@@ -308,10 +287,15 @@ static void every_draw_is_that_of_plain_filters(void **state)
         seen[prompt[0]] = seen[prompt[1]] = true;
         sampling_logits(logits, MANY, n / SAMPLING_CASES, &random);
         for (uint32_t i = 0; i < 6; i++) {
-            const uint32_t want = plain_next(&config, &settings, logits, seen, &plain_state);
+            double logprob;
+            const uint32_t want =
+                plain_next(&config, &settings, logits, seen, &plain_state, &logprob);
             const uint32_t got = kvf_sampler_next(s, 0, logits);
             if (got != want)
                 fail_msg("case %u, draw %u: token %u, expected %u", n, i, got, want);
+            if (got != KVF_SAMPLER_NONE && fabs(kvf_sampler_logprob(s, 0, got) - logprob) > 1e-6)
+                fail_msg("case %u, draw %u: ln p %.9g, expected %.9g", n, i,
+                         kvf_sampler_logprob(s, 0, got), logprob);
         }
         kvf_sampler_destroy(s);
     }
@@ -398,8 +382,7 @@ static void a_loss_is_the_negative_log_of_the_share(void **state)
 
 int main(void)
 {
-    return unit_run(greedy_takes_the_first_of_the_largest, draws_follow_the_softmax,
-                    top_k_keeps_the_likeliest, top_p_keeps_the_smallest_set, a_seed_repeats,
+    return unit_run(greedy_takes_the_first_of_the_largest, draws_follow_the_softmax, a_seed_repeats,
                     masses_are_those_of_exp, passes_over_tokens_are_exact,
                     every_draw_is_that_of_plain_filters, rows_know_nothing_of_each_other,
                     a_loss_is_the_negative_log_of_the_share, settings_out_of_range_are_named);

@@ -142,24 +142,6 @@ static void ids_are_those_of_hf(void **state)
 
 /* ---- decoding ---- */
 
-/* Byte-level vocabularies without a normaliser give every string back. */
-static void round_trips(void **state)
-{
-    static const char *const names[] = {"llama3", "tekken"};
-    for (size_t n = 0; n < 2; n++) {
-        kvf_tokenizer *tokenizer = fixture_tokenizer(names[n]);
-        result r = {0};
-        for (uint32_t index = 1; index < HOSTILE_STRINGS; index += 2) { /* odd: nothing is added */
-            result_make(&r, tokenizer, index);
-            if (r.plain.size != r.text.size ||
-                memcmp(r.plain.bytes, r.text.bytes, r.text.size) != 0)
-                fail_msg("%s: string %u does not come back", names[n], index);
-        }
-        result_free(&r);
-        kvf_tokenizer_close(tokenizer);
-    }
-}
-
 /* Streaming any ids, also such that break characters apart, gives the pieces of the whole, each of
    them whole characters. */
 static void streams_whole_characters(void **state)
@@ -402,7 +384,7 @@ static void threads_share_one(void **state)
 
 int main(void)
 {
-    return unit_run_around(open_hostile, close_hostile, ids_are_those_of_hf, round_trips,
+    return unit_run_around(open_hostile, close_hostile, ids_are_those_of_hf,
                            streams_whole_characters, replaces_broken_characters, goes_on,
                            answers_questions, refuses_broken_text, long_words_are_not_quadratic,
                            survives_failing_allocation, threads_share_one);
