@@ -2,10 +2,14 @@
 """A folder with the recall model, some of whose words are markers of a chat, for tests of chats."""
 import json
 import os
-import subprocess
 import sys
 import tempfile
 
+import checks
+
+FACT = "the code of alice brown is seven tiger . "
+SELECTION = ("--budget", "128", "--local", "32")
+DRAWS = ("--temperature", "1.5", "--min-p", "0.01", "--repetition-penalty", "1.1")
 # By its markers the format is known.
 CHATML = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
 # The meaning of words of its vocabulary in a chat: rare names of the recall model give way.
@@ -15,28 +19,22 @@ MARKERS = ("<|im_start|>", "<|im_end|>", "<s>", "</s>", "<｜begin▁of▁senten
 
 class ChatModel:
     """`write` fills the folder; `run` is the command on it."""
+    check = staticmethod(checks.check)
 
     def __init__(self, kvferry, recall, folder):
         self.kvferry, self.recall, self.folder = kvferry, recall, folder
-        self.failed = self.checks = 0
         os.symlink(os.path.join(recall, "model.safetensors"),
                    os.path.join(folder, "model.safetensors"))
 
-    def check(self, name, fine, *told):
-        self.checks += 1
-        if not fine:
-            self.failed += 1
-            print("not ok: " + name, *told)
-
     def read(self, name):
-        with open(os.path.join(self.recall, name), encoding="utf-8") as f:
-            return json.load(f)
+        return json.loads(checks.read(os.path.join(self.recall, name)))
 
     def save(self, name, content):
-        path = os.path.join(self.folder, name)
-        with open(path, "w", encoding="utf-8") as f:
-            f.write(content if isinstance(content, str) else json.dumps(content))
-        return path
+        return checks.write(os.path.join(self.folder, name),
+                            content if isinstance(content, str) else json.dumps(content))
+
+    def save_lines(self, name, rows):
+        return self.save(name, "".join(json.dumps(row) + "\n" for row in rows))
 
     def write(self, template=CHATML, eos=2, config=None, end=None):
         """@end: the id of </s>, which otherwise is that of a rare word."""
@@ -61,12 +59,26 @@ class ChatModel:
 
     def run(self, *arguments, status=0, command="run", stdin=""):
         """(standard output, standard error)."""
-        done = subprocess.run([self.kvferry, command, "--model", self.folder, "--device", "host"]
-                              + list(arguments), input=stdin, stdout=subprocess.PIPE,
-                              stderr=subprocess.PIPE, text=True, check=False)
+        done = checks.command(self.kvferry, command, "--model", self.folder, "--device", "host",
+                              *arguments, stdin=stdin)
         self.check("%s ends with %d, not %d" % (" ".join(arguments), status, done.returncode),
                    done.returncode == status, done.stderr)
         return done.stdout, done.stderr
+
+    def answer(self, *arguments):
+        """(standard output, ids, statistics) of one prompt."""
+        ids, stats = self.save("ids", ""), self.save("stats", "")
+        out, _ = self.run(*arguments, "--emit-ids", ids, "--stats", stats)
+        return out, [int(line) for line in checks.read(ids).split()], json.loads(checks.read(stats))
+
+    def answers(self, *arguments, command="run"):
+        """({(prompt, sample): line}, statistics, standard error) of a batch."""
+        stats = self.save("stats", "")
+        out, err = self.run(*arguments, "--stats", stats, command=command)
+        lines = [json.loads(line) for line in out.splitlines()]
+        by_id = {(line["id"], line["sample"]): line for line in lines}
+        self.check("no answer comes twice", len(by_id) == len(lines) or command == "score", out)
+        return by_id, json.loads(checks.read(stats)), err
 
 
 def run_checks(*parts):
@@ -76,5 +88,4 @@ def run_checks(*parts):
         chat = ChatModel(sys.argv[1], sys.argv[2], folder)
         for part in parts:
             part(chat)
-    print("%d checks, %d failed" % (chat.checks, chat.failed))
-    return chat.failed > 0
+    return checks.ended()

@@ -13,37 +13,25 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 
-from chat_model import ChatModel
+from chat_model import DRAWS, FACT, SELECTION, run_checks
+from checks import read
 
-FACT = "the code of alice brown is seven tiger . "
 # Longer ones are read in two chunks, and lose tokens to the selection.
 PROMPTS = (FACT + "question the code of alice brown", "quiet", "quiet river guards heavy lantern",
            FACT * 40 + "question the code of", "the code", FACT * 9, "question the code of alice")
-SELECTION = ("--budget", "128", "--local", "32")
-DRAWS = ("--temperature", "1.5", "--min-p", "0.01", "--repetition-penalty", "1.1")
 
 
-def lines_of(chat, *options, status=0):
+def lines_of(chat, *options):
     """(results by (id, sample), statistics)."""
-    stats = chat.save("stats", "")
-    out, _ = chat.run(*SELECTION, "--stats", stats, *options, status=status)
-    with open(stats, encoding="utf-8") as f:
-        told = json.load(f)
-    results = [json.loads(line) for line in out.splitlines()]
-    chat.check("no answer comes twice", len({(r["id"], r["sample"]) for r in results}) ==
-               len(results), out)
-    return {(r["id"], r["sample"]): r for r in results}, told
+    return chat.answers(*SELECTION, *options)[:2]
 
 
 def alone(chat, prompt, *options):
     """(ids, text) of a run with one prompt."""
-    ids = chat.save("ids", "")
-    out, _ = chat.run(*SELECTION, "--prompt", prompt, "--emit-ids", ids, *options)
-    with open(ids, encoding="utf-8") as f:
-        return [int(line) for line in f], out.rstrip("\n")
+    out, ids, _ = chat.answer(*SELECTION, "--prompt", prompt, *options)
+    return ids, out.rstrip("\n")
 
 
 def check_prompts(chat):
@@ -111,7 +99,7 @@ def check_pruned(chat):
     chat.check("samples share a pruned prompt", [results[(1, i)]["ids"] for i in range(3)] ==
                [ids] * 3 and told["prune"]["policy"] == "snapkv", results, ids)
     lines = [PROMPTS[5], PROMPTS[3], "the code of alice brown is seven tiger quiet", PROMPTS[5]]
-    path = chat.save("p.jsonl", "\n".join(json.dumps({"prompt": p}) for p in lines))
+    path = chat.save_lines("p.jsonl", [{"prompt": p} for p in lines])
     for how in (("snapkv", "--keep", "0.5"), ("fastkv", "--keep", "0.5", "--propagate", "0.5"),
                 ("gemfilter", "--keep", "0.5"),
                 ("snapkv", "--keep", "0.5", "--chunk", "20", "--evict", "patched",
@@ -136,7 +124,7 @@ def check_masked(chat):
     chat.write()
     mask = os.path.join(chat.recall, "../../train_mask/recall_mask.tsv")
     options = ("--head-mask", mask, "--streaming-recent", "32", "-n", "6", "--ignore-eos")
-    path = chat.save("p.jsonl", "\n".join(json.dumps({"prompt": p}) for p in PROMPTS))
+    path = chat.save_lines("p.jsonl", [{"prompt": p} for p in PROMPTS])
     wanted = [alone(chat, p, *options)[0] for p in PROMPTS]
     for batch in ("1", "4"):
         results, told = lines_of(chat, "--prompts", path, "--batch", batch, *options)
@@ -170,19 +158,9 @@ def check_rows(chat):
         chat.check("and as many as are asked for", "this run takes" in err, err)
 
 
-def rescored(chat, answers, *options, status=0):
+def rescored(chat, answers, *options):
     """(lines by (id, sample), what --stats says of them, standard error)."""
-    stats = chat.save("stats", "")
-    command = [chat.kvferry, "score", "--model", chat.folder, "--device", "host", "--answers",
-               answers, "--stats", stats, *SELECTION, *options]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    chat.check("score ends with %d" % status, done.returncode == status, command, done.stderr)
-    if status:
-        return {}, {}, done.stderr
-    with open(stats, encoding="utf-8") as f:
-        told = json.load(f)
-    results = [json.loads(line) for line in done.stdout.splitlines()]
-    return {(r["id"], r["sample"]): r for r in results}, told, done.stderr
+    return chat.answers("--answers", answers, *SELECTION, *options, command="score")
 
 
 def check_logprobs(chat):
@@ -261,14 +239,14 @@ def check_logprobs_refused(chat):
                       ({"id": 1, "ids": [4, 4], "logprobs": [-1, "a"]}, 'logprobs[1] is "a"'),
                       ([7], "line 2")):
         answers = chat.save("a.jsonl", "\n" + json.dumps(line))
-        _, _, err = rescored(chat, answers, "--prompts", path, status=1)
+        _, err = chat.run("--answers", answers, "--prompts", path, command="score", status=1)
         chat.check("%s is refused" % line, why in err and "a.jsonl: line 2" in err, err)
     empty = chat.save("a.jsonl", "\n")
-    _, _, err = rescored(chat, empty, "--prompts", path, status=1)
+    _, err = chat.run("--answers", empty, "--prompts", path, command="score", status=1)
     chat.check("no answer at all", "holds no answer" in err, err)
     good = chat.save("a.jsonl", json.dumps({"id": 1, "ids": [4]}))
     for options in (("--prompts", path, "--text", path), ("--prompts", path, "--prompt", "a")):
-        rescored(chat, good, *options, status=2)
+        chat.run("--answers", good, *options, command="score", status=2)
     _, err = chat.run("--prompt", "a", "--logprobs", "1", status=2)
     chat.check("lines are what has them", "--logprobs belong to" in err, err)
 
@@ -284,7 +262,7 @@ def check_saved(chat):
     chat.run(*SELECTION, "--prompt", document, "-n", "1", "--save", saved)
     # Each alone, from the file too: products in bf16 depend on how many tokens are read at once.
     wanted = [alone(chat, document + end, "--load", saved, "-n", "6", *DRAWS)[0] for end in ends]
-    path = chat.save("p.jsonl", "\n".join(json.dumps({"prompt": end}) for end in ends))
+    path = chat.save_lines("p.jsonl", [{"prompt": end} for end in ends])
     for batch in ("1", "3"):
         results, told = lines_of(chat, "--load", saved, "--prompts", path, "--batch", batch,
                                  "-n", "6", *DRAWS)
@@ -304,7 +282,7 @@ def check_options(chat):
     """Other features of the command work in a batch too."""
     chat.write()
     prompts = [PROMPTS[5], PROMPTS[2], PROMPTS[5]]
-    path = chat.save("p.jsonl", "\n".join(json.dumps({"prompt": p}) for p in prompts))
+    path = chat.save_lines("p.jsonl", [{"prompt": p} for p in prompts])
     mask = chat.save("mask.tsv", "0\t1\n1\t0\n1\t1\n0\t0\n")
     for options in (("--head-mask", mask, "--streaming-recent", "8"), ("--chunk", "16"),
                     ("--stop", "brown")):
@@ -318,8 +296,7 @@ def check_options(chat):
 
 def rename(chat, word, name):
     """The word of the vocabulary is another text from now on."""
-    with open(os.path.join(chat.folder, "tokenizer.json"), encoding="utf-8") as f:
-        tokenizer = json.load(f)
+    tokenizer = json.loads(read(os.path.join(chat.folder, "tokenizer.json")))
     vocab = tokenizer["model"]["vocab"]
     vocab[name] = vocab.pop(word)
     chat.save("tokenizer.json", tokenizer)
@@ -397,11 +374,8 @@ def check_long(chat):
     chat.write()
     told = []
     for n in (300, 1150):
-        stats = chat.save("stats", "")
-        chat.run("--budget", "256", "--select", "hybrid", "--prompt", "quiet river", "-n", str(n),
-                 "--temperature", "1", "--ignore-eos", "--stats", stats)
-        with open(stats, encoding="utf-8") as f:
-            told.append(json.load(f))
+        told.append(chat.answer("--budget", "256", "--select", "hybrid", "--prompt", "quiet river", "-n",
+                                str(n), "--temperature", "1", "--ignore-eos")[2])
         # From the first block that left the window of 64 tokens on, every 128 steps in 4 layers.
         chat.check("refreshes are where they should be", told[-1]["refreshes"] ==
                    4 * ((n - 96) // 128 + 1), n, told[-1]["refreshes"])
@@ -432,8 +406,7 @@ def check_real(chat):
     batches = {n: {r["sample"]: r["ids"] for r in map(json.loads, run(
         "--samples", "16", "--batch", str(n)).splitlines())} for n in (1, 3, 16)}
     run("--seed", "15", "--emit-ids", path)
-    with open(path, encoding="utf-8") as f:
-        batches[0] = {**batches[1], 15: [int(line) for line in f]}
+    batches[0] = {**batches[1], 15: [int(line) for line in read(path).split()]}
     for n, found in batches.items():
         chat.check("%d at once are single runs" % n, found == batches[1] and len(found) == 16 and
                    len({tuple(ids) for ids in found.values()}) > 9, found, batches[1])
@@ -466,10 +439,7 @@ def check_interrupted(chat):
                    by_id[2]["stop"] == by_id[3]["stop"] == "interrupted"
                    and by_id[2]["generated_tokens"] == len(by_id[2]["ids"]) > 0 and
                    len(by_id[2]["answer"].split()) > 0, by_id[2])
-        told = {"stop": "no statistics"}
-        if os.path.exists(stats):
-            with open(stats, encoding="utf-8") as f:
-                told = json.load(f)
+        told = json.loads(read(stats)) if os.path.exists(stats) else {"stop": "no statistics"}
         chat.check(name + ": statistics are written", told["stop"] == "interrupted" and
                    told["generated_tokens"] == sum(r["generated_tokens"] for r in results), told)
 
@@ -499,8 +469,7 @@ def check_interrupted_prefill(chat):
                 pass
             out = process.communicate(timeout=60)[0]
         os.close(master)
-        with open(stats, encoding="utf-8") as f:
-            told = json.load(f)
+        told = json.loads(read(stats))
         chat.check("Ctrl-C is heard inside a prefill with %s" % (options,),
                    process.returncode == 130 and told["stop"] == "interrupted" and
                    told["generated_tokens"] == 0 and out.strip() == b"" and
@@ -510,17 +479,7 @@ def check_interrupted_prefill(chat):
         os.remove(stats)
 
 
-def main():
-    with tempfile.TemporaryDirectory() as folder:
-        chat = ChatModel(sys.argv[1], sys.argv[2], folder)
-        for check in (check_prompts, check_samples, check_logprobs, check_logprobs_refused,
-                      check_pruned, check_masked, check_rows, check_saved, check_options, check_chat,
-                      check_refused, check_long, check_real, check_interrupted,
-                      check_interrupted_prefill):
-            check(chat)
-    print("%d checks, %d failed" % (chat.checks, chat.failed))
-    return chat.failed > 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_checks(check_prompts, check_samples, check_logprobs, check_logprobs_refused, check_pruned,
+                        check_masked, check_rows, check_saved, check_options, check_chat, check_refused,
+                        check_long, check_real, check_interrupted, check_interrupted_prefill))

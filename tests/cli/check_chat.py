@@ -18,11 +18,8 @@ def turn(role, text):
 
 
 def told(chat, *arguments):
-    """(what was generated, statistics)."""
-    ids, stats = chat.save("ids", ""), chat.save("stats", "")
-    out, _ = chat.run(*arguments, "--emit-ids", ids, "--stats", stats, "-n", "8")
-    with open(ids, encoding="utf-8") as f, open(stats, encoding="utf-8") as g:
-        return out, [int(line) for line in f], json.load(g)
+    """(what was generated, ids, statistics)."""
+    return chat.answer(*arguments, "-n", "8")
 
 
 def same(chat, name, arguments, prompt):

@@ -8,20 +8,15 @@ usage: check_draft.py KVFERRY RECALL_MODEL
 import json
 import sys
 
-from chat_model import run_checks
+from chat_model import DRAWS, FACT, SELECTION, run_checks
 
-FACT = "the code of alice brown is seven tiger . "
 PROMPTS = (FACT * 40 + "question the code of", "quiet river quiet river quiet", "the")
-SELECTION = ("--budget", "128", "--local", "32")
-DRAWS = ("--temperature", "1.5", "--min-p", "0.01", "--repetition-penalty", "1.1", "--seed", "4")
+DRAWS += ("--seed", "4")
 
 
 def ids_of(chat, *options):
     """(ids, statistics)."""
-    ids, stats = chat.save("ids", ""), chat.save("stats", "")
-    chat.run(*SELECTION, "--ignore-eos", "--emit-ids", ids, "--stats", stats, *options)
-    with open(ids, encoding="utf-8") as i, open(stats, encoding="utf-8") as s:
-        return i.read().split(), json.load(s)
+    return chat.answer(*SELECTION, "--ignore-eos", *options)[1:]
 
 
 def check_same(chat):
@@ -60,17 +55,14 @@ def check_questions(chat):
 
 def answers_of(chat, *options):
     """({(prompt, sample): ids}, statistics) of a batch."""
-    stats = chat.save("stats", "")
-    out, _ = chat.run(*SELECTION, "--ignore-eos", "--stats", stats, *options)
-    lines = [json.loads(line) for line in out.splitlines()]
-    with open(stats, encoding="utf-8") as f:
-        return {(line["id"], line["sample"]): line["ids"] for line in lines}, json.load(f)
+    lines, told, _ = chat.answers(*SELECTION, "--ignore-eos", *options)
+    return {name: line["ids"] for name, line in lines.items()}, told
 
 
 def check_batches(chat):
     """Answers beside each other are those without drafts; a step has 16 tokens of them in all."""
     jobs = [{"prompt": p, "tokens": n} for p, n in zip(PROMPTS * 2, (50, 20, 9, 31, 50, 1))]
-    path = chat.save("p.jsonl", "".join(json.dumps(job) + "\n" for job in jobs))
+    path = chat.save_lines("p.jsonl", jobs)
     for options in (("--prompts", path), ("--prompts", path, "--select", "quest", "--threads", "1"),
                     ("--prompt", PROMPTS[0], "-n", "40", "--samples", "5", *DRAWS),
                     ("--prompt", PROMPTS[0], "-n", "40", "--samples", "2", "--prune", "snapkv")):

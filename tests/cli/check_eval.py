@@ -12,9 +12,10 @@ import contextlib
 import io
 import json
 import os
-import subprocess
 import sys
 import tempfile
+
+from checks import check, ended, generate, output, read, write
 
 KVFERRY, EXAMPLES = sys.argv[1:3]
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -42,30 +43,6 @@ SETTINGS = {
     "auto": {"select": "hybrid", "static_ratio": "auto", "budget_tokens": "256"},
 }
 OPTIONS = {"budget_tokens": "budget"}
-CHECKS = []
-
-
-def check(name, fine):
-    CHECKS.append(bool(fine))
-    if not fine:
-        print("not ok: " + name)
-
-
-def run(*command):
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    if done.returncode != 0:
-        sys.exit("%s\nended with %d\n%s" % (" ".join(command), done.returncode, done.stderr))
-    return done.stdout
-
-
-def generate(folder, seed, tokens):
-    """(document, questions)."""
-    run(sys.executable, os.path.join(EXAMPLES, "recall", "generate.py"), "document", "--tokens",
-        str(tokens), "--questions", "6", "--seed", str(seed), "--out", folder)
-    with open(os.path.join(folder, "document.txt"), encoding="utf-8") as f:
-        document = f.read()
-    with open(os.path.join(folder, "questions.json"), encoding="utf-8") as f:
-        return document, [q["question"] for q in json.load(f)]
 
 
 def evaluate(folder, documents, configs):
@@ -92,8 +69,7 @@ def command(folder, settings, document, questions, text, asking=None):
     """(answers, mean loss) of the command. asking: other settings of the questions"""
     files = {"document": document, "questions": "".join(q + "\n" for q in questions), "text": text}
     for name, content in files.items():
-        with open(os.path.join(folder, name), "w", encoding="utf-8") as f:
-            f.write(content)
+        write(os.path.join(folder, name), content)
 
     def options(of):
         out = ["--model", MODEL, "--device", "host", "--prompt-file",
@@ -102,13 +78,13 @@ def command(folder, settings, document, questions, text, asking=None):
             out += ["--" + OPTIONS.get(field, field).replace("_", "-"), value]
         return out
 
-    said = run(KVFERRY, "run", *options(asking or settings), "-n", "3", "--ask",
-               os.path.join(folder, "questions"))
+    told = output(KVFERRY, "run", *options(asking or settings), "-n", "3", "--ask",
+                os.path.join(folder, "questions"))
     saved = os.path.join(folder, "saved")  # as there: its last token is read by itself
-    run(KVFERRY, "run", *options(settings), "-n", "1", "--save", saved)
-    loss = json.loads(run(KVFERRY, "score", *options(settings), "--load", saved, "--text",
-                          os.path.join(folder, "text")))
-    return [line.strip() for line in said.splitlines()], loss["loss"]
+    output(KVFERRY, "run", *options(settings), "-n", "1", "--save", saved)
+    loss = json.loads(output(KVFERRY, "score", *options(settings), "--load", saved, "--text",
+                           os.path.join(folder, "text")))
+    return [line.strip() for line in told.splitlines()], loss["loss"]
 
 
 def check_dense(folder, document, questions):
@@ -135,13 +111,11 @@ def check_pruned(folder, documents):
         "asked": {"select": "full"},
         "complete": {"prune": "fastkv", "propagate": "0.5", "retention": "complete", "select": "full"}})[1]
     asked = [t for t, task in enumerate(documents[0].tasks) if task.tokens]
-    prompt = os.path.join(folder, "prompt")
-    with open(prompt, "w", encoding="utf-8") as f:
-        f.write(documents[0].text + documents[0].tasks[2].text)
-    said = run(KVFERRY, "run", "--model", MODEL, "--device", "host", "--prompt-file", prompt, "-n", "3",
-               "--prune", "snapkv", "--keep", "0.5", "--prune-window", "8", "--retention", "evict",
-               "--select", "full")
-    check("a pruned prompt", rows["pruned"].answers[0, 2].strip() == said.strip())
+    prompt = write(os.path.join(folder, "prompt"), documents[0].text + documents[0].tasks[2].text)
+    alone = output(KVFERRY, "run", "--model", MODEL, "--device", "host", "--prompt-file", prompt, "-n", "3",
+                 "--prune", "snapkv", "--keep", "0.5", "--prune-window", "8", "--retention", "evict",
+                 "--select", "full")
+    check("a pruned prompt", rows["pruned"].answers[0, 2].strip() == alone.strip())
     check("every prompt has its time", sorted(rows["pruned"].first) == [(0, t) for t in asked] ==
           sorted(rows["pruned"].answers) and min(rows["pruned"].first.values()) > 0)
     stats = {name: row.stats for name, row in rows.items()}
@@ -180,8 +154,8 @@ def check_footprint(folder):
                                                                             (0.3, 1.0, "2")])
     with contextlib.redirect_stdout(io.StringIO()):
         eval_footprint.write(made, folder)
-    with open(os.path.join(folder, "footprint.md"), encoding="utf-8") as f:
-        check("a table", "| snapkv | 22.0% (2) | 26.0% (2) | 10.0% (1) |\n" in f.read())
+    check("a table", "| snapkv | 22.0% (2) | 26.0% (2) | 10.0% (1) |\n" in
+          read(os.path.join(folder, "footprint.md")))
     check("rows of a sweep", eval_ruler.swept(["a prune=b keep=0.1,0.2 select=full"]) == [
         "a@0.1 prune=b keep=0.1 select=full", "a@0.2 prune=b keep=0.2 select=full"])
 
@@ -222,11 +196,8 @@ SETS = {
 def check_sets(folder):
     """Small files in the forms of the data sets, as they are read and judged."""
     for name, rows in SETS.items():
-        with open(os.path.join(folder, name), "w", encoding="utf-8") as f:
-            if name.endswith(".json"):
-                json.dump(rows, f)
-            else:
-                f.writelines(json.dumps(row) + "\n" for row in rows)
+        write(os.path.join(folder, name), json.dumps(rows) if name.endswith(".json") else
+              "".join(json.dumps(row) + "\n" for row in rows))
     sets = eval_sets.Sets(folder, 3)
     check("all files", sorted(sets.files) == sorted(os.path.splitext(n)[0] for n in SETS))
     made = {n: sets.documents(n, 4096, 9, lambda d: [len(x.text) // 4 for x in d])[0] for n in sets.files}
@@ -250,8 +221,7 @@ def check_sets(folder):
     told = [{"task": "aime", "rows": {"full": {"scores": [[1.0, 0.0], [0.0, 0.0]]}}}]
     check("avg@k and pass@k", eval_sets.repeated(told, ["full"])[-1] == "| aime | full | 2 | 25.0 | 50.0 |")
     for name, text in (("bad.jsonl", '{"a": 1}'), ("none.jsonl", ""), ("cut.json", "[{")):
-        with open(os.path.join(folder, name), "w", encoding="utf-8") as f:
-            f.write(text)
+        write(os.path.join(folder, name), text)
         try:
             eval_sets.Sets(folder).documents(name.split(".")[0], 99, 1, None)
             check("%s is refused" % name, False)
@@ -263,8 +233,8 @@ def check_whole_set(folder, document, questions):
     """A file of prompts, through the command, with several draws and a prompt that is too long."""
     data = os.path.join(folder, "data")
     os.makedirs(data)
-    with open(os.path.join(data, "own.jsonl"), "w", encoding="utf-8") as f:
-        f.writelines(json.dumps({"prompt": document + " " + q, "answers": ["x"]}) + "\n" for q in questions[:2])
+    write(os.path.join(data, "own.jsonl"), "".join(
+        json.dumps({"prompt": document + " " + q, "answers": ["x"]}) + "\n" for q in questions[:2]))
     sets = eval_sets.Sets(data)
     counted = lambda made: eval_ruler.count(KVFERRY, MODEL, made)  # noqa: E731
     made = sets.documents("own", 4096, 9, counted)
@@ -436,8 +406,7 @@ def check_ruler_parts(folder):
 
 def check_papers():
     """Every row of the page has four cells and a result, and figures are found by their paths."""
-    with open(eval_papers.PAGE, encoding="utf-8") as f:
-        page = f.read()
+    page = read(eval_papers.PAGE)
     cells = [line.strip("|").split(" | ") for line in page.split("\n") if line.startswith("| ")]
     check("rows of papers", all(len(c) == 4 and (c[3].strip() or "as figure" in c[1]) for c in cells))
     rows = eval_papers.rows(page)
@@ -457,11 +426,11 @@ def check_written(folder, documents, rows, lengths):
              "document_tokens": lengths}
     with contextlib.redirect_stdout(io.StringIO()):
         eval_report.write_results(facts, documents, rows, out)
-    lines = results_folder.read(os.path.join(out, "eval.md")).split("\n")
+    lines = read(os.path.join(out, "eval.md")).split("\n")
     table = [line for line in lines if line.startswith("|")]
     check("lines of a table", len(table) == 2 + len(rows) and
           len({line.count("|") for line in table}) == 1)
-    told = json.loads(results_folder.read(os.path.join(out, "eval.json")))
+    told = json.loads(read(os.path.join(out, "eval.json")))
     check("figures", [row["method"] for row in told["rows"]] == ["full", "dynamic", "hybrid"])
 
 
@@ -472,7 +441,7 @@ def check_results(folder):
     with open(path, "a", encoding="utf-8") as f:
         f.write(results_folder.MARK + "\nby hand\n")
     results_folder.save(folder, "some", "# New", {"a": 2})
-    check("text by hand", results_folder.read(path) == "# New\n\n%s\nby hand\n" % results_folder.MARK)
+    check("text by hand", read(path) == "# New\n\n%s\nby hand\n" % results_folder.MARK)
     check("figures that are here", results_folder.earlier(folder, "some") == {"a": 2})
     check("no table yet", results_folder.earlier(folder, "other") == {})
     os.remove(os.path.join(folder, "some.json"))
@@ -485,7 +454,7 @@ def check_results(folder):
 
 def main():
     with tempfile.TemporaryDirectory() as folder:
-        texts = [generate(folder, 3, 1500), generate(folder, 4, 900)]
+        texts = [generate(EXAMPLES, folder, 3, 1500), generate(EXAMPLES, folder, 4, 900)]
         text = "question " + " ".join(texts[0][0].split()[100:140])
         documents = [Document(document, [task_of(q, 3) for q in questions] +
                               [task_of(text), task_of(text[8:], cue="question")])
@@ -532,8 +501,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         check_sets(folder)
         check_results(folder)
-    print("%d checks, %d failed" % (len(CHECKS), CHECKS.count(False)))
-    return CHECKS.count(False) > 0
+    return ended()
 
 
 if __name__ == "__main__":

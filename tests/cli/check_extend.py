@@ -8,19 +8,16 @@ usage: check_extend.py KVFERRY RECALL_MODEL
 import json
 import sys
 
-from chat_model import run_checks
+from chat_model import SELECTION, run_checks
 
 DOCUMENT = "the code of alice brown is seven tiger . quiet river guards heavy lantern . " * 25
 QUESTION = "heavy lantern guards quiet river . " * 5 + "question the code of alice"
-SELECTION = ("--budget", "128", "--local", "32", "-n", "20", "--ignore-eos")
+SELECTION += ("-n", "20", "--ignore-eos")
 
 
 def ids_of(chat, *options):
     """(ids, statistics)."""
-    ids, stats = chat.save("ids", ""), chat.save("stats", "")
-    chat.run(*SELECTION, "--emit-ids", ids, "--stats", stats, *options)
-    with open(ids, encoding="utf-8") as i, open(stats, encoding="utf-8") as s:
-        return i.read().split(), json.load(s)
+    return chat.answer(*SELECTION, *options)[1:]
 
 
 def check_loaded(chat):
@@ -81,11 +78,11 @@ def check_questions(chat):
     chat.write()
     questions = (QUESTION, QUESTION[:12])
     plain = chat.save("ask.txt", "".join(q + "\n" for q in questions))
-    lines = chat.save("ask.jsonl", "".join(json.dumps({"prompt": q}) + "\n" for q in questions))
+    lines = chat.save_lines("ask.jsonl", [{"prompt": q} for q in questions])
     document = ("--prompt", DOCUMENT)
     asked = ids_of(chat, *document, "--ask", plain)[0]
     chat.check("questions as JSON", asked == ids_of(chat, *document, "--ask", lines)[0])
-    broken = chat.save("broken.jsonl", json.dumps({"prompt": QUESTION.replace(". ", ".\n")}) + "\n")
+    broken = chat.save_lines("broken.jsonl", [{"prompt": QUESTION.replace(". ", ".\n")}])
     _, told = ids_of(chat, *document, "--ask", broken)
     chat.check("a question with line breaks is one", len(told["questions"]) == 1, told)
     for line, text in (('{"text": "a"}', '"text"'), ('{"prompt": ""}', "prompt must be"),

@@ -15,26 +15,20 @@ With `cuda` all of it on that device, and the model of many types says there wha
 import json
 import os
 import struct
-import subprocess
 import sys
 import tempfile
 
 import numpy as np
 
+from checks import check, command, ended, read
+
 KVFERRY = sys.argv[1]
 ON_CUDA = sys.argv[2:] == ["cuda"]
-CHECKS = []
 HEADS, KV_HEADS, WIDTH, INNER, LAYERS = 4, 2, 256, 96, 2
 TOKENS = ["<|end|>", "a", "b", "Ġ", "Ġa", "1", "<|im_start|>", "<|im_end|>", "Ċ", "u", "s", "e", "r", "i", "t", "n"]
 IDS = [1, 4, 2, 5, 5, 3, 1, 2, 4, 1, 5, 2, 3, 3, 1, 4, 5, 1, 2, 2, 4, 3, 1, 5]
 CHAT = ("{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>' }}"
         "{% endfor %}")
-
-
-def check(name, fine):
-    CHECKS.append(bool(fine))
-    if not fine:
-        print("not ok: " + name)
 
 
 # ---- a file ----
@@ -200,14 +194,9 @@ def write(folder, name, data):
     return path
 
 
-def command(*arguments):
-    return subprocess.run([KVFERRY, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                          check=False)
-
-
 def run(path, *arguments):
     device = ["--device", "cuda"] if ON_CUDA else [] # the last --device counts
-    return command("run", "--model", path, "--select", "full", *device, *arguments)
+    return command(KVFERRY, "run", "--model", path, "--select", "full", *device, *arguments)
 
 
 def run_ids(folder, path):
@@ -232,8 +221,7 @@ def check_logits(folder, model, name, most):
 
 def check_widened(folder, done):
     """Blocks are widened to bf16 when a file is opened, and the command says what that takes."""
-    with open(os.path.join(folder, "stats"), encoding="utf-8") as f:
-        stats = json.load(f)
+    stats = json.loads(read(os.path.join(folder, "stats")))
     size = os.path.getsize(os.path.join(folder, "model.gguf"))
     check("weights take %d bytes, the file %d" % (stats["weight_bytes"], size),
           size < stats["weight_bytes"] < 4 * size)
@@ -280,8 +268,7 @@ def check_tokens(folder):
         done = run(os.path.join(folder, "model.gguf"), "--token-ids", os.path.join(folder, "ids"),
                    "-n", "8", "--ignore-eos", "--device", device, "--emit-ids", name)
         check("tokens on %s: %s" % (device, done.stderr), done.returncode == 0)
-        with open(name, encoding="utf-8") as f:
-            said.append(f.read().split())
+        said.append(read(name).split())
     check("the same tokens on both: %s" % said, said[0] == said[1] and len(said[0]) == 8)
 
 
@@ -303,8 +290,7 @@ def main():
               "some weights are widened: 272 B of the file take 1.00 KiB" in done.stderr)
         check_text(folder, mixed)
         check_refused(folder, mixed)
-    print("%d checks, %d failed" % (len(CHECKS), CHECKS.count(False)))
-    return CHECKS.count(False) > 0
+    return ended()
 
 
 if __name__ == "__main__":

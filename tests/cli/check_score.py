@@ -10,30 +10,20 @@ densely and under each selection, other tests show (test_logits.c, test_select.c
 """
 import json
 import os
-import subprocess
 import sys
 import tempfile
 
 import numpy as np
 
+from checks import check, ended, output, read, write
+
 KVFERRY, MODEL = sys.argv[1], sys.argv[2]
 DRAWN = 60
-CHECKS = []
-
-
-def check(name, fine):
-    CHECKS.append(bool(fine))
-    if not fine:
-        print("not ok: " + name)
 
 
 def command(name, *options):
     """Standard output."""
-    done = subprocess.run([KVFERRY, name, "--model", MODEL, "--device", "host", *options], text=True,
-                          stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    if done.returncode != 0:
-        sys.exit("kvferry %s ended with %d\n%s" % (name, done.returncode, done.stderr))
-    return done.stdout
+    return output(KVFERRY, name, "--model", MODEL, "--device", "host", *options)
 
 
 def draw(vocabulary, *options):
@@ -50,11 +40,9 @@ def draw(vocabulary, *options):
 
 def score(text, *options):
     """(losses of all tokens, whether each is the likeliest)."""
-    with open("text", "w", encoding="utf-8") as f:
-        f.write(" ".join(text))
+    write("text", " ".join(text))
     result = json.loads(command("score", "--prompt-file", "prompt", "--text", "text", "--stats", "stats", *options))
-    with open("stats", encoding="utf-8") as f:
-        told = json.load(f)
+    told = json.loads(read("stats"))
     check("one figure in both", result["loss"] == told["loss"])
     check("as many losses as tokens",
           len(told["tokens"]) == len(text) == result["scored_tokens"] == told["scored_tokens"])
@@ -69,19 +57,16 @@ def score(text, *options):
 
 def score_answer(ids):
     """Losses of a finished answer to the prompt, which is read densely."""
-    with open("answers", "w", encoding="utf-8") as f:
-        json.dump({"id": 1, "ids": ids}, f)
+    write("answers", json.dumps({"id": 1, "ids": ids}))
     return -np.array(json.loads(command("score", "--prompt-file", "prompt", "--answers", "answers",
                                         "--logprobs", "0"))["logprobs"])
 
 
 def main():
-    with open(os.path.join(MODEL, "tokenizer.json"), encoding="utf-8") as f:
-        vocab = json.load(f)["model"]["vocab"]
+    vocab = json.loads(read(os.path.join(MODEL, "tokenizer.json")))["model"]["vocab"]
     words = sorted(vocab, key=vocab.get)
     rng = np.random.Generator(np.random.PCG64(7))
-    with open("prompt", "w", encoding="utf-8") as f:
-        f.write(" ".join(words[i] for i in rng.integers(3, len(words), size=300)))
+    write("prompt", " ".join(words[i] for i in rng.integers(3, len(words), size=300)))
     of_selection = {}
     for options in (("--select", "full"), ("--select", "streaming", "--budget", "160", "--page-size", "32")):
         text, losses, is_likeliest = draw(words, *options)
@@ -102,8 +87,7 @@ def main():
     few, _ = score(text, "--select", "streaming", "--budget", "160", "--page-size", "32")
     check("the first token follows from dense attention", few[0] == full[0])
     check("streaming is not full", abs(few - full).max() > 0.1)
-    print("%d checks, %d failed" % (len(CHECKS), CHECKS.count(False)))
-    return CHECKS.count(False) > 0
+    return ended()
 
 
 if __name__ == "__main__":

@@ -13,44 +13,28 @@ import os
 import re
 import shutil
 import struct
-import subprocess
 import sys
 import tempfile
+
+from checks import check, command, ended, generate, read, write
 
 KVFERRY, EXAMPLES = sys.argv[1], sys.argv[2]
 MODEL = os.path.join(EXAMPLES, "recall", "model")
 FACT = r"the code of (\w+ \w+) is (\w+ \w+) \."
-CHECKS = []
-
-
-def check(name, fine, why=""):
-    CHECKS.append(bool(fine))
-    if not fine:
-        print("not ok: %s\n    %s" % (name, why))
 
 
 def kvferry(*arguments):
     """Exit status, standard output and standard error."""
-    done = subprocess.run([KVFERRY, *map(str, arguments)], text=True, stdin=subprocess.DEVNULL,
-                          stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    done = command(KVFERRY, *arguments)
     return done.returncode, done.stdout, done.stderr
 
 
-def document(name, seed):
-    subprocess.run([sys.executable, os.path.join(EXAMPLES, "recall", "generate.py"), "document", "--tokens", "1000",
-                    "--questions", "6", "--seed", str(seed), "--out", name], check=True, stdout=subprocess.DEVNULL)
-
-
 def make_texts():
-    document("seen", 3)
-    document("unseen", 11)
-    with open("seen/document.txt", encoding="utf-8") as f:
-        text = f.read()
-    with open("lines.tsv", "w", encoding="utf-8") as f:
-        for m in re.finditer(FACT, text):
-            f.write("%s\tquestion the code of %s is\t%s\n" % (m[0], m[1], m[2]))
-    with open("plain.txt", "w", encoding="utf-8") as f:
-        f.write(re.sub(FACT + " ?", "", text))
+    text, _ = generate(EXAMPLES, "seen", 3, 1000)
+    generate(EXAMPLES, "unseen", 11, 1000)
+    write("lines.tsv", "".join("%s\tquestion the code of %s is\t%s\n" % (m[0], m[1], m[2])
+                               for m in re.finditer(FACT, text)))
+    write("plain.txt", re.sub(FACT + " ?", "", text))
 
 
 def tune(*arguments):
@@ -58,16 +42,13 @@ def tune(*arguments):
     status, _, err = kvferry("tune", "--model", MODEL, "--text", "plain.txt", "--hide", "lines.tsv", "--questions", 6,
                              "--samples", 1, "--tokens", 400, "--asked", "after", *arguments, "--out", "tuned.json")
     check("tune %s ends with 0" % " ".join(map(str, arguments)), status == 0, err)
-    with open("tuned.json", encoding="utf-8") as f:
-        return f.read()
+    return read("tuned.json")
 
 
 def right(*arguments):
     """How many questions of the document that was not seen are answered."""
-    with open("unseen/document.txt", encoding="utf-8") as f:
-        codes = dict(re.findall(FACT, f.read()))
-    with open("unseen/questions.txt", encoding="utf-8") as f:
-        asked = re.findall(r"code of (\w+ \w+) is", f.read())
+    codes = dict(re.findall(FACT, read("unseen/document.txt")))
+    asked = re.findall(r"code of (\w+ \w+) is", read("unseen/questions.txt"))
     status, out, err = kvferry("run", "--model", MODEL, "--prompt-file", "unseen/document.txt", "--ask",
                                "unseen/questions.txt", "-n", 2, "--select", "full", *arguments)
     check("run %s ends with 0" % " ".join(map(str, arguments)), status == 0, err)
@@ -130,8 +111,7 @@ def main():
         threads_change_nothing()
         another_model_refuses_the_file()
         os.chdir("/")
-    print("%d checks, %d failed" % (len(CHECKS), CHECKS.count(False)))
-    return CHECKS.count(False) > 0
+    return ended()
 
 
 if __name__ == "__main__":
