@@ -117,18 +117,6 @@ class Use(Case):
             self.assertEqual([len(row) for row in cache._rows], [30 + NEW - 1, 89 + NEW - 1,
                                                                  90 + NEW - 1])
 
-    def test_padding_on_the_right(self):
-        ids, mask = prompt(2, 70), torch.ones(2, 70, dtype=torch.long)
-        mask[0, 40:] = 0
-        logits = []
-        for name in ("sdpa", "kvferry"):
-            self.model.set_attn_implementation(name)
-            cache = kvferry.hf.Cache(self.model, FULL) if name == "kvferry" else None
-            with torch.no_grad():
-                logits.append(self.model(ids, attention_mask=mask, past_key_values=cache).logits)
-        torch.testing.assert_close(logits[1][mask.bool()], logits[0][mask.bool()], rtol=1e-4,
-                                   atol=1e-4)
-
     def test_without_a_cache_of_kvferry(self):
         wanted = generate(self.model, prompt(2, 60))
         self.model.set_attn_implementation("kvferry")
@@ -158,9 +146,6 @@ class Use(Case):
             kvferry.hf.use(self.model, 0).generate(ids, **settings)
         del self.model.generate
         self.assertIs(self.model.generate.__func__, type(self.model).generate)
-
-    def test_chunks(self):
-        self.same(self.model, prompt(2, 150), prefill_chunk_size=37)
 
     def test_save_and_restore(self):
         ids, mask = prompt(2, 90), torch.ones(2, 90, dtype=torch.long)
@@ -198,17 +183,6 @@ class Use(Case):
             ids = [generate(self.model, torch.cat([x, prompt(1, 20, seed=turn)], 1), c)
                    for x, c in zip(ids, (dense, paged))]
             self.assertEqual(ids[0].tolist(), ids[1].tolist())
-
-    def test_prompt_lookup_and_assistant(self):
-        ids = prompt(1, 30).repeat(1, 4)
-        cache = self.same(self.model, ids, prompt_lookup_num_tokens=4)
-        self.assertEqual(len(cache._rows[0]), cache.get_seq_length())
-        assistant = make(num_hidden_layers=1)
-        self.same(self.model, ids, assistant_model=assistant)
-        near = copy.deepcopy(self.model) # some of its candidates are taken
-        with torch.no_grad():
-            near.lm_head.weight += 0.02 * torch.randn_like(near.lm_head.weight)
-        self.same(self.model, ids, assistant_model=near)
 
     def test_candidates_select(self):
         """With a small budget tokens are those of decoding without candidates, and few are attended."""

@@ -53,19 +53,6 @@ class Attention(Base):
         with self.assertRaisesRegex(kvferry.Invalid, r"v is .*it must be float32\[1, 2, 32\]"):
             cache.decode(sequence, new[0], new[1], new[1])
 
-    def test_default_budget_finds_a_needle(self):
-        cache = self.cache(tokens_max=4096, budget_tokens=256)
-        sequence = cache.sequence()
-        _, k, v = self.qkv(3000)
-        needle = self.rng.choice([-1.0, 1.0], HEAD_DIM).astype(np.float32)
-        k[777], v[777] = 8 * needle, 5
-        cache.prefill(sequence, None, k, v)
-        q = np.tile(8 * needle, (1, QUERY_HEADS, 1))
-        out = cache.decode(sequence, q, *self.qkv(1)[1:])
-        self.close_to(out, np.full_like(out, 5), 1e-3)
-        stats = cache.stats()
-        self.assertLessEqual(stats.tokens_attended, 256 * KV_HEADS)
-
     def test_several_tokens_are_as_many_calls(self):
         cache = self.cache(sequences_max=4, tokens_per_step_max=5, budget_tokens=160)
         pairs = [[cache.sequence(), cache.sequence()] for _ in range(2)]
@@ -84,6 +71,10 @@ class Attention(Base):
                 row += 1
         pairs[0][0].truncate(301)
         self.assertEqual([len(pair[0]) for pair in pairs], [301, 302])
+        with self.assertRaisesRegex(kvferry.Invalid, "the sequence ends at position 301"):
+            pairs[0][0].truncate(302)
+        with self.assertRaisesRegex(kvferry.Invalid, "tokens = -1"):
+            pairs[0][0].truncate(-1)
         with self.assertRaisesRegex(kvferry.Invalid, "tokens_per_step_max = 5"):
             cache.decode(pairs[0][0], *self.qkv(6), tokens=[6])
         with self.assertRaisesRegex(kvferry.Invalid, "tokens has shape"):
@@ -129,45 +120,6 @@ class Attention(Base):
             with self.assertRaises(kvferry.Error) as caught:
                 sequence.save(pathlib.Path(folder) / "none" / "file").wait()
             self.assertEqual(caught.exception.foreign, errno.ENOENT)
-
-    def test_tokens_are_taken_back(self):
-        cache = self.cache()
-        sequence = cache.sequence()
-        kept, dropped = self.qkv(300), self.qkv(40)
-        cache.prefill(sequence, *kept)
-        cache.prefill(sequence, *dropped)
-        sequence.truncate(300)
-        self.assertEqual(len(sequence), 300)
-        token, other = self.qkv(1), self.cache()
-        with tempfile.TemporaryDirectory() as folder:
-            path = pathlib.Path(folder) / "sequence"
-            sequence.save(path).wait()
-            restored = other.restore(path)
-        got = cache.decode(sequence, *token)
-        np.testing.assert_array_equal(got, other.decode(restored, *token))
-        sequence.truncate(0)
-        cache.prefill(sequence, *kept)
-        np.testing.assert_array_equal(got, cache.decode(sequence, *token))
-        with self.assertRaisesRegex(kvferry.Invalid, "the sequence ends at position 301"):
-            sequence.truncate(302)
-        with self.assertRaisesRegex(kvferry.Invalid, "tokens = -1"):
-            sequence.truncate(-1)
-
-    def test_batch_of_different_lengths_equals_single_runs(self):
-        alone, together = self.cache(), self.cache(sequences_max=3)
-        prompts = [self.qkv(n) for n in (40, 300, 131)]
-        tokens = self.qkv(3)
-        sequences = [together.sequence() for _ in prompts]
-        for sequence, prompt in zip(sequences, prompts):
-            together.prefill(sequence, *prompt)
-        out = together.decode(sequences, *tokens)
-        for i, prompt in enumerate(prompts):
-            with alone.sequence() as sequence:
-                alone.prefill(sequence, *prompt)
-                one = alone.decode(sequence, *(a[i] for a in tokens)) # without the batch dimension
-                self.assertEqual(one.shape, (QUERY_HEADS, HEAD_DIM))
-                np.testing.assert_array_equal(one, out[i])
-        self.assertEqual([len(s) for s in sequences], [41, 301, 132])
 
     def test_a_stream_waits_when_told(self):
         cache, stream = self.cache(select="full"), kvferry.Stream(self.runtime)
@@ -218,19 +170,6 @@ class Attention(Base):
         with self.assertRaisesRegex(kvferry.Invalid, "both set"):
             whole.decode(a, *steps, page_ids=ids, page_scores=scores)
 
-    def test_lists_then_attention_is_decode(self):
-        config = dict(static_ratio=0, budget_tokens=128)
-        whole, halves = self.cache(**config), self.cache(**config)
-        prompt, token = self.qkv(700), self.qkv(1)
-        a, b = whole.sequence(), halves.sequence()
-        whole.prefill(a, *prompt)
-        halves.prefill(b, *prompt)
-        lists = halves.select_pages(b, *token, halves.page_lists())
-        self.assertTrue((np.diff(lists.indptr) > 0).all())
-        self.close_to(halves.attend_pages(b, token[0], lists), whole.decode(a, *token))
-        self.assertGreater(b.page_address(0), 0)
-        self.assertEqual(b.position(700), 700)
-
     def test_quantized_pages_are_read_in_exact_form(self):
         config = dict(static_ratio=0, budget_tokens=128, page_size=8)
         exact, quantized = self.cache(**config), self.cache(pages="k8v8", **config)
@@ -249,7 +188,7 @@ class Attention(Base):
                     for x, which in ((prompt[1], 0), (prompt[2], 1)):
                         wanted = x[tokens, head][:700 - tokens.start]
                         self.assertLessEqual(np.abs(pages[i, :len(wanted), which] - wanted).max(), most)
-        self.assertEqual(sequence.page_address(0), 0)
+            self.assertEqual(sequence.page_address(0) > 0, cache is exact)
 
     def test_positions(self):
         cache = self.cache(select="full")

@@ -79,15 +79,6 @@ class Names(unittest.TestCase):
             if wanted is not None:
                 self.assertEqual([ast.unparse(node) for node in found], wanted, name)
 
-    def test_every_file_is_installed(self):
-        """By its name in python/meson.build: a package without one cannot be imported."""
-        folder = os.path.join(ROOT, "python")
-        with open(os.path.join(folder, "meson.build"), encoding="utf-8") as text:
-            told = set(re.findall(r"'(kvferry/[\w/]+\.py)'", text.read()))
-        there = {os.path.relpath(os.path.join(where, name), folder) for where, _, names in os.walk(os.path.join(folder, "kvferry"))
-                 for name in names if name.endswith(".py")}
-        self.assertEqual(told, there)
-
     def test_releases_that_are_said(self):
         """The lists, the package's requirement and the page are of the same releases."""
         told = known()
