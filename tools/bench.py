@@ -14,9 +14,7 @@ import subprocess
 import sys
 import time
 
-from results_folder import machine
-
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+from results_folder import ROOT, machine, write
 
 # Of `kvferry bench`, on the host device.
 COMMANDS = {
@@ -63,9 +61,8 @@ def run(name, command, results):
     if code != 0:
         print("FAILED with status %d" % code)
         return False
-    with open(os.path.join(ROOT, results, name + ".txt"), "w", encoding="utf-8") as f:
-        f.write("machine: %s\ncommand: %s\n\n%s\n" % (
-            machine(), " ".join(command), "\n".join(lines).strip("\n")))
+    write(os.path.join(ROOT, results, name + ".txt"), "machine: %s\ncommand: %s\n\n%s\n" % (
+        machine(), " ".join(command), "\n".join(lines).strip("\n")))
     print("(%.0f s)\n" % (time.monotonic() - begin), flush=True)
     return True
 

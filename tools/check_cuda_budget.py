@@ -94,16 +94,16 @@ def read_logs(build):
     return kernels, findings
 
 
-def read_budget(path):
-    lines = []
+def rows(path):
+    """(number, words) of the lines that have any."""
     with open(path, encoding="utf-8") as f:
-        for number, text in enumerate(f, 1):
-            words = text.split("#")[0].split()
-            if words and words[0] != "=":
-                pattern = words[0] if "@" in words[0] else words[0] + "@*"
-                lines.append(Line(pattern, int(words[1]), int(words[2]), int(words[3]),
-                                  tuple(words[4:]), number))
-    return lines
+        lines = [(number, text.split("#")[0].split()) for number, text in enumerate(f, 1)]
+    return [(number, words) for number, words in lines if words]
+
+
+def read_budget(path):
+    return [Line(words[0] if "@" in words[0] else words[0] + "@*", *map(int, words[1:4]), tuple(words[4:]), number)
+            for number, words in rows(path) if words[0] != "="]
 
 
 def check_numbers(kernels, budget, path):
@@ -127,10 +127,7 @@ def check_numbers(kernels, budget, path):
 
 
 def read_counts(path):
-    with open(path, encoding="utf-8") as f:
-        lines = [(n, text.split("#")[0].split()) for n, text in enumerate(f, 1)]
-    return [Count(*words[1].split("/"), int(words[2]), n) for n, words in lines
-            if words and words[0] == "="]
+    return [Count(*words[1].split("/"), int(words[2]), number) for number, words in rows(path) if words[0] == "="]
 
 
 def cuobjdump():
@@ -153,13 +150,17 @@ def cuobjdump():
     return found if os.path.exists(found) else None
 
 
-def coded(tool, path):
-    """(unit/kernel, [instruction]) of an object's code for COUNTED, without what only fills up."""
-    sass = subprocess.run([tool, "-arch", COUNTED, "-sass", path], stdout=subprocess.PIPE,
-                          text=True, check=True).stdout
+def functions(tool, path, *options):
+    """(unit, name, code) of each kernel of an object."""
+    sass = subprocess.run([tool, *options, "-sass", path], stdout=subprocess.PIPE, text=True, check=True).stdout
     parts = re.split(r"^\s*Function : (\S+)$", sass, flags=re.M)
     for full, code in zip(demangle(parts[1::2]) if len(parts) > 1 else [], parts[2::2]):
-        unit, full = own_unit(unit_of(path, ".o"), full)
+        yield *own_unit(unit_of(path, ".o"), full), code
+
+
+def coded(tool, path):
+    """(unit/kernel, [instruction]) of an object's code for COUNTED, without what only fills up."""
+    for unit, full, code in functions(tool, path, "-arch", COUNTED):
         yield unit + "/" + exact(full), re.findall(r"^\s*/\*[0-9a-f]{4,}\*/\s+((?!NOP)\S.*?);", code, re.M)
 
 
@@ -191,12 +192,8 @@ def check_counts(kernels, counts, tool, path):
 def check_instructions(build, budget):
     wanted = [l for l in budget if l.instructions]
     for path in sorted(glob.glob(os.path.join(build, "**", "cuda_*.o"), recursive=True)):
-        sass = subprocess.run(["cuobjdump", "-sass", path], stdout=subprocess.PIPE, text=True,
-                              check=True).stdout
-        parts = re.split(r"^\s*Function : (\S+)$", sass, flags=re.M)
-        names = demangle(parts[1::2]) if len(parts) > 1 else []
-        for full, code in zip(names, parts[2::2]):
-            name = own_unit(unit_of(path, ".o"), full)[0] + "/" + short(full)
+        for unit, full, code in functions("cuobjdump", path):
+            name = unit + "/" + short(full)
             for line in wanted:
                 if fnmatch.fnmatchcase(name, line.pattern.split("@")[0]):
                     for instruction in line.instructions:

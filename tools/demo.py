@@ -22,8 +22,8 @@ import time
 import eval_texts
 from judge.tasks import is_answer
 import real_model
+from results_folder import ROOT, read, write
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 RECALL = os.path.join(ROOT, "examples", "recall")
 # Options of the command besides the budget, by the name in the table.
 METHODS = {
@@ -85,10 +85,8 @@ class Scene:
         self.saved = os.path.join(folder, "document.kvs")
 
     def save(self, name, text):
-        path = os.path.join(self.folder, name)
-        with open(path, "w", encoding="utf-8") as f:
-            f.write(text)
-        return path
+        write(os.path.join(self.folder, name), text)
+        return os.path.join(self.folder, name)
 
     def run(self, args, method):
         """(answers, statistics) of one run of the command."""
@@ -105,8 +103,7 @@ class Scene:
         if run.returncode != 0:
             sys.stderr.write("\n%s\n%s" % (" ".join(command), run.stderr))
             sys.exit("demo: kvferry ended with status %d" % run.returncode)
-        with open(stats, encoding="utf-8") as f:
-            return run.stdout.splitlines(), json.load(f)
+        return run.stdout.splitlines(), json.loads(read(stats))
 
 
 def real_scene(folder):
@@ -123,10 +120,8 @@ def recall_scene(folder, tokens, questions, seed):
         subprocess.run([sys.executable, os.path.join(RECALL, "generate.py"), "document",
                         "--tokens", str(tokens), "--questions", str(questions),
                         "--seed", str(seed), "--out", made], check=True)
-        with open(os.path.join(made, "questions.json"), encoding="utf-8") as f:
-            asked = [(q["question"], q["answer"]) for q in json.load(f)]
-        with open(os.path.join(made, "document.txt"), encoding="utf-8") as f:
-            text = f.read()
+        asked = [(q["question"], q["answer"]) for q in json.loads(read(os.path.join(made, "questions.json")))]
+        text = read(os.path.join(made, "document.txt"))
     return Scene(folder, os.path.join(RECALL, "model"), text, asked, 2)
 
 

@@ -30,9 +30,7 @@ import eval_texts
 import real_model
 from eval_report import write_results
 from eval_run import VERIFY, Row, read, run, spent
-from results_folder import RESULTS, machine
-
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+from results_folder import RESULTS, ROOT, machine, read as read_file, write
 
 QUICK_CHARS = 400  # of a continuation
 
@@ -149,13 +147,11 @@ def main():
         os.makedirs(said, exist_ok=True)
         facts = {"machine": machine(), "load_average": [round(os.getloadavg()[0], 1)],
                  "command": "eval.py " + " ".join(a for a in sys.argv[1:] if not os.path.isabs(a))}
-        with open(facts_path, "w", encoding="utf-8") as f:
-            json.dump(facts, f)
+        write(facts_path, json.dumps(facts))
         run(program, model, documents, rows, path)
     elif not os.path.exists(facts_path):
         sys.exit("eval: %s is not there; run the same command without --report first" % facts_path)
-    with open(facts_path, encoding="utf-8") as f:
-        facts = json.load(f)
+    facts = json.loads(read_file(facts_path))
     lengths = read(path, rows)
     facts["load_average"].append(round(os.getloadavg()[0], 1))
     facts.update(minutes=round(spent(rows, "seconds") / 60, 1),

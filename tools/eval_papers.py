@@ -23,8 +23,8 @@ import time
 
 import eval_texts
 import real_model
+from results_folder import ROOT, read, write
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 PAGE = os.path.join(ROOT, "docs", "papers.md")
 STARTS = ("kvferry ", "./dev eval ", "for ")
 LINES, WIDTH = 40, 200  # shown of a command
@@ -78,16 +78,14 @@ def environment(build, folder):
         eval_texts.MANUALS[1]))}
     for name, text in paths.items():
         paths[name] = os.path.join(folder, name + ".txt")
-        with open(paths[name], "w", encoding="utf-8") as f:
-            f.write(text)
+        write(paths[name], text)
     return dict(os.environ, MODEL=real_model.fetch(), OUT=folder, **paths, PATH=os.pathsep.join(
         [os.path.join(ROOT, build, "runner", "cli"), os.environ["PATH"]]))
 
 
 def main(build, words):
-    with open(PAGE, encoding="utf-8") as f:
-        wanted = [r for r in rows(f.read())
-                  if not words or any(w.lower() in (r[0] + " " + r[1]).lower() for w in words)]
+    wanted = [r for r in rows(read(PAGE))
+              if not words or any(w.lower() in (r[0] + " " + r[1]).lower() for w in words)]
     if not wanted:
         sys.exit("eval: no row of docs/papers.md has %s" % " or ".join(words))
     failed = []

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """From what the rows of an evaluation said to a table and a file of figures.
 
-Knows tasks and rows, not how they were run. Intervals hold 95%: Wilson's for a share of questions,
-and for what is compared with full attention a bootstrap over documents, whose questions hang together,
-with a fixed seed. Bytes are of a step of one sequence, over all layers and KV heads.
+Knows tasks and rows, not how they were run. Intervals hold 95%: a bootstrap over documents, whose
+questions hang together, with a fixed seed. Bytes are of a step of one sequence, over all layers and KV heads.
 """
-import math
 import sys
 
 import eval_texts  # noqa: F401: the way to judge
@@ -55,15 +53,6 @@ def texts(documents, row):
             if documents[d].tasks[t].kind == "text"]
 
 
-def wilson(right, count, z=1.96):
-    if not count:
-        return 0.0, 1.0
-    p, zz = right / count, z * z
-    centre = (p + zz / (2 * count)) / (1 + zz / count)
-    half = z * math.sqrt(p * (1 - p) / count + zz / (4 * count * count)) / (1 + zz / count)
-    return centre - half, centre + half
-
-
 def lost(mine, full):
     """Nats per token above full's, with its interval."""
     def difference(at):
@@ -79,8 +68,7 @@ def figures(documents, row, full):
     for kind in ASKED:
         marks = [right for _, k, right in found if k == kind]
         if marks:
-            out[kind] = {"right": sum(marks), "of": len(marks),
-                         "interval": wilson(sum(marks), len(marks))}
+            out[kind] = {"right": sum(marks), "of": len(marks)}
     share, interval = kept(of_documents(found), of_documents(of_full))
     out["kept"] = {"share": share, "interval": interval}
     right, count = repeated(documents, row)

@@ -10,20 +10,19 @@ one run of one machine; what was not measured says so, and what the emulator gav
 import json
 import sys
 
+import gpu_figures
+
 PAGE, ROW, ENOUGH = 16384, 512, 4 << 20  # bytes of a page, of a small row, of a transfer
 
 
 class Results:
-    """Figures by part and job; KeyError where there are none."""
+    """Figures by part and job; None where there are none."""
 
     def __init__(self, results):
         self.results = results
 
     def figures(self, part, name):
-        for job in self.results[part]["jobs"]:
-            if job["name"] == name and job["status"] == "ok":
-                return job["figures"]
-        raise KeyError(name)
+        return gpu_figures.figures_of(self.results, part, name)
 
     def rows(self, part, name):
         return self.figures(part, name)["results"]

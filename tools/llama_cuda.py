@@ -12,7 +12,6 @@ import argparse
 import os
 import pathlib
 import shutil
-import subprocess
 import sys
 
 import llama_env
@@ -26,7 +25,7 @@ OPTIONS = {"GGML_NATIVE": "OFF", "GGML_CUDA": "ON", "GGML_CUDA_FA_QUANTS": "f16-
 
 def is_built():
     """Whether the libraries are there, whole."""
-    return os.path.exists(llama_env.folder("cuda", "built"))
+    return llama_env.is_built("cuda")
 
 
 def build(jobs, target):
@@ -34,16 +33,9 @@ def build(jobs, target):
     nvcc = shutil.which("nvcc", path=os.environ["PATH"] + ":/usr/local/cuda/bin:/opt/cuda/bin")
     if not nvcc:
         sys.exit("llama_cuda.py: there is no nvcc")
-    options = dict(llama_env.OPTIONS, CMAKE_CUDA_COMPILER=nvcc, CMAKE_CUDA_ARCHITECTURES="%d-real" % target, **OPTIONS)
-    if shutil.which("ccache"):
-        options.update(llama_env.LAUNCHERS, CMAKE_CUDA_COMPILER_LAUNCHER="ccache")
-    unity = os.path.join(llama_env.ROOT, "tools", "llama_unity.cmake")
-    subprocess.run(["cmake", "-G", "Ninja", "-S", llama_env.source(), "-B", llama_env.folder("cuda"),
-                    "-DCMAKE_PROJECT_llama.cpp_INCLUDE=" + unity, *("-D%s=%s" % row for row in options.items())],
-                   check=True, stdout=subprocess.DEVNULL)
-    subprocess.run(["ninja", "-C", llama_env.folder("cuda"), "-j%d" % jobs, *TARGETS], check=True)
-    with open(llama_env.folder("cuda", "built"), "w", encoding="utf-8") as out:
-        out.write(llama_env.SOURCE)
+    launcher = {"CMAKE_CUDA_COMPILER_LAUNCHER": "ccache"} if shutil.which("ccache") else {}
+    llama_env.build("cuda", dict(OPTIONS, CMAKE_CUDA_COMPILER=nvcc, CMAKE_CUDA_ARCHITECTURES="%d-real" % target, **launcher),
+                    TARGETS, jobs)
 
 
 def carry(into):

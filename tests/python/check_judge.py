@@ -58,17 +58,34 @@ class Figures(unittest.TestCase):
 
 
 class Tasks(unittest.TestCase):
-    def test_all_forms_come_back_from_a_file(self):
+    def test_all_forms(self):
+        """Prompts fill what they should, hold what is asked for, are always the same, and come back from a file."""
+        def counted(some):
+            return [max(len((d.text + task.text).split()) for task in d.tasks) for d in some]
+
         material = texts.Material(texts.made(), more=True)
         for name in tasks.TASKS:
-            made = tasks.fitted(material, name, 900, 2, lambda some: [len((d.text + d.tasks[0].text).split()) for d in some])
-            row = json.loads(json.dumps(tasks.row_of(made[1], name, 900, 1)))
-            again = tasks.document_of(row)
-            self.assertEqual((again.text, again.name, again.length, again.sample), (made[1].text, name, 900, 1))
-            for task, old in zip(again.tasks, made[1].tasks):
-                self.assertEqual((type(task), task.text, task.tokens), (type(old), old.text, old.tokens))
-                self.assertEqual((task.score(" ".join(task.answers)), task.score("-")), (1.0, 0.0))
-            self.assertNotEqual(made[0].text, made[1].text)
+            with self.subTest(name):
+                made, same = (tasks.fitted(material, name, 900, 2, counted) for _ in range(2))
+                self.assertEqual([d.text for d in made], [d.text for d in same])
+                self.assertNotEqual(made[0].text, made[1].text)
+                for words in counted(made):
+                    self.assertTrue(0.85 * 900 < words + made[0].tasks[0].tokens <= 900, words)
+                row = json.loads(json.dumps(tasks.row_of(made[1], name, 900, 1)))
+                again = tasks.document_of(row)
+                self.assertEqual((again.text, again.name, again.length, again.sample), (made[1].text, name, 900, 1))
+                self.assertEqual(len({task.text for task in again.tasks}), 4 if "multikey" in name or name == "mrcr" else 1)
+                for task, old in zip(again.tasks, made[1].tasks, strict=True):
+                    self.assertEqual((type(task), task.text, task.tokens), (type(old), old.text, old.tokens))
+                    self.assertEqual((task.score(" ".join(task.answers)), task.score("-")), (1.0, 0.0))
+                    self.assertTrue(all(answer in again.text for answer in task.answers[name == "mrcr":]))
+
+    def test_scores(self):
+        four = tasks.RulerTask("", "", ["Abc", "def", "ghi", "jkl"], 1)
+        self.assertEqual(four.score(" abc, DEF and gh"), 0.5)
+        mrcr = tasks.MrcrTask("", "", ["QWERTY", "one two three"], 1)
+        self.assertEqual((mrcr.score("one two three"), mrcr.score(" QWERTY one two three User: and")), (0.0, 1.0))
+        self.assertTrue(0.3 < mrcr.score("QWERTY one") < 0.7)
 
     def test_a_document_that_is_too_long_at_its_least(self):
         """The first one fits, and no size makes another one fit."""
