@@ -16,6 +16,7 @@ from ._errors import Invalid, without_nul
 ROWS = {"runtime": lib.kvf_runtime_setting, "cache": lib.kvf_cache_setting,
         "prune": lib.kvf_prune_setting, "link": lib.kvf_link_setting,
         "disk": lib.kvf_disk_setting}
+OWN, LIBRARY = "own", "library" # values of prompt_attention
 
 
 class Setting(NamedTuple):
@@ -24,6 +25,13 @@ class Setting(NamedTuple):
     range: str
     default: str
     meaning: str
+
+
+def prompt_attention(value: Any) -> str:
+    """Whose kernels attend tokens of a prompt that have no context; see _prompt_attention.py."""
+    if value not in (OWN, LIBRARY):
+        raise Invalid("prompt_attention = %s: must be own or library" % (value,))
+    return value
 
 
 def rows_of(at: Callable[[int], int], row: Type[Struct] = SettingRow) -> Iterator[Any]:

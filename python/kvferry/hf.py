@@ -50,9 +50,12 @@ from ._hf_attention import NAME, WITHOUT, no
 from ._hf_fit import implementation, must_fit, must_open, settings_of, text_config
 from ._hf_generate import NAMES, cache_in, follow, handed_back, name_of_the_cache, whole_prompts_only
 from ._hf_prompt import attend_from_padding, attend_to_prompt, causal_columns
+from ._prompt_attention import attend as attend_by_torch
 from ._prune import Policy, Pruner
 from ._runtime import Runtime
 from ._save import saved
+from ._settings import LIBRARY, OWN
+from ._settings import prompt_attention as whose_kernels
 
 __all__ = ["Cache", "use"]
 
@@ -256,6 +259,9 @@ class Cache(_caches.DynamicCache):
                 prefill_chunk_size of the model, or of a `generate` that `use` has wrapped, is refused;
                 one that you hand to `generate` together with a Cache is not seen here
     runtime     a kvferry.Runtime; None = one per device, shared
+    prompt_attention  "own", or "library": torch's SDPA (FlashAttention, cuDNN) attends the first pass of rows
+                without padding, sinks, a soft cap and pruning; answers are the same to rounding, but depend on
+                where chunks of a prompt end
     settings    of `kvferry.settings("cache")`: select, page_size, local_tokens, ...
 
     Batches may be padded on either side: masked tokens are not stored. `crop` takes tokens back. With
@@ -272,7 +278,7 @@ class Cache(_caches.DynamicCache):
 
     def __init__(self, model: Any, budget: Optional[int] = None, *, tokens_max: Optional[int] = None,
                  prune: Optional[Policy] = None, prune_settings: Optional[dict] = None,
-                 runtime: Optional[Runtime] = None, **settings: Any) -> None:
+                 runtime: Optional[Runtime] = None, prompt_attention: str = OWN, **settings: Any) -> None:
         must_fit(model)
         config, self._of = text_config(model), getattr(model, "config", model)
         if implementation(model) != NAME:
@@ -287,6 +293,7 @@ class Cache(_caches.DynamicCache):
         self._settings = dict(settings_of(budget, settings),
                               tokens_max=tokens_max or min(limit, _TOKENS_MAX))
         self._prune, self._prune_settings = prune, prune_settings or {}
+        self._prompt_attention = whose_kernels(prompt_attention)
         if prune is not None:
             self._settings.setdefault("observe_window",
                                       max(1, Pruner.window(prune, **self._prune_settings)))
@@ -795,7 +802,8 @@ class Cache(_caches.DynamicCache):
         if self._pruner is not None and not self._held[i] and dense > 1:
             self._prune_prompt(row, q, k, v, result, layer)
         elif dense:
-            self._cache.prefill(row, q[:dense], k[:dense], v[:dense], result[:dense], layer=layer)
+            self._read_prompt(row, q[:dense], k[:dense], v[:dense], result[:dense], layer,
+                              self._prompt_attention == LIBRARY and not self._held[i] and valid is None, params)
         most = self._cache.settings.tokens_per_step_max
         for at in range(dense, q.shape[0], most):
             end = min(at + most, q.shape[0])
@@ -803,6 +811,18 @@ class Cache(_caches.DynamicCache):
                                tokens=[end - at])
         if of is not None:
             out[of] = result
+
+    def _read_prompt(self, row: Sequence, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor,
+                     layer: int, by_torch: bool, params: _attention.AttentionParams) -> None:
+        """Tokens that attend densely. Queries that are kept pass through kvferry's own attention in any case."""
+        own = 0
+        if by_torch and params.sinks is None and params.cap is None:
+            own = max(len(q) - self._cache.settings.observe_window, 0)
+        if own:
+            attend_by_torch(q, k, v, params.scale, out)
+            self._cache.prefill(row, None, k[:own], v[:own], layer=layer)
+        if own < len(q):
+            self._cache.prefill(row, q[own:], k[own:], v[own:], out[own:], layer=layer)
 
     def _ask(self, i: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor,
              layer: int, params: _attention.AttentionParams) -> None:

@@ -147,6 +147,51 @@ class Use(Case):
         del self.model.generate
         self.assertIs(self.model.generate.__func__, type(self.model).generate)
 
+    def test_prompts_by_torch(self):
+        """A first pass without padding is attended by SDPA, but for queries that are kept; all else is as ever."""
+        ids, mask = prompt(2, 150), torch.ones(2, 150, dtype=torch.long)
+        asked = []
+        before = kvferry.Cache.prefill
+        def prefill(cache, row, q, k, v, *rest, **named):
+            asked.append((0 if q is None else len(q), len(k)))
+            return before(cache, row, q, k, v, *rest, **named)
+        kvferry.Cache.prefill = prefill
+        self.addCleanup(setattr, kvferry.Cache, "prefill", before)
+        padded = mask.clone()
+        padded[0, :60] = 0
+        for mask, chunk, own, wanted in ((mask, None, {}, [(0, 150)]), (mask, 100, {}, [(0, 100), (50, 50)]),
+                                         (mask, None, {"observe_window": 16}, [(0, 134), (16, 16)]),
+                                         (padded, None, {}, [(90, 90), (150, 150)])):
+            asked.clear()
+            settings = {"attention_mask": mask, **({"prefill_chunk_size": chunk} if chunk else {})}
+            cache = cache_of(self.model, prompt_attention="library", **own)
+            self.assertEqual(generate(self.model, ids, cache, **settings).tolist(),
+                             generate(self.model, ids, **settings).tolist())
+            self.assertEqual(sorted(set(asked)), wanted)
+            self.assertEqual([len(row) for row in cache._rows], (mask.sum(1) + NEW - 1).tolist())
+        with self.assertRaisesRegex(kvferry.Invalid, "prompt_attention = flash: must be own or library"):
+            cache_of(self.model, prompt_attention="flash")
+
+    def test_rows_by_flash_attention(self):
+        """A function with the signature of FlashAttention's for rows gives the results of torch."""
+        from kvferry._prompt_attention import attend_rows
+        q, k, v = torch.randn(12, 4, 16), torch.randn(12, 2, 16), torch.randn(12, 2, 16)
+        def varlen(q, k, v, max_seqlen_q, cu_seqlens_q, max_seqlen_k, cu_seqlens_k, softmax_scale, causal):
+            self.assertEqual((max_seqlen_q, max_seqlen_k, causal), (5, 5, True))
+            self.assertEqual((cu_seqlens_q.tolist(), cu_seqlens_k.dtype), ([0, 3, 8], torch.int32))
+            made = torch.empty_like(q)
+            for first, end in ((0, 3), (3, 8)):
+                x, y, z = (t[first:end].transpose(0, 1) for t in (q, k.repeat_interleave(2, 1), v.repeat_interleave(2, 1)))
+                scores = (x @ y.transpose(1, 2) * softmax_scale).masked_fill(
+                    torch.ones(end - first, end - first).triu(1).bool(), -torch.inf)
+                made[first:end] = (scores.softmax(2) @ z).transpose(0, 1)
+            return made
+        begins, outs = torch.tensor([0, 3, 8], dtype=torch.int32), [torch.zeros(12, 4, 16) for _ in range(2)]
+        for out, function in zip(outs, (varlen, None)):
+            attend_rows(q, k, v, [2, 5, 10], begins, 0.3, out, function)
+            self.assertFalse(out[:2].any() or out[10:].any())
+        torch.testing.assert_close(*outs)
+
     def test_save_and_restore(self):
         ids, mask = prompt(2, 90), torch.ones(2, 90, dtype=torch.long)
         mask[0, :30] = 0

@@ -61,6 +61,15 @@ class SameTokens(Case):
             if tokens is not None:
                 self.assertEqual([tokens], stock()[number % 12], number)
 
+    def test_prompts_by_a_library(self):
+        """Tokens without context are attended by torch here; the rest of a prompt, and prefixes, by kvferry."""
+        own = {"budget": FULL, "transfer": "mapped", "host_memory": "64MiB", "prompt_attention": "library"}
+        for changes in ({}, {"max_num_batched_tokens": 64}):
+            engine = self.ran(Engine([answer(prompts()), answer(prompts()[-3:])], own, **changes))
+            self.assertEqual(engine.results[0]["tokens"], stock())
+            self.assertEqual(engine.results[1]["tokens"], stock()[-3:])
+            self.assertIn("tokens of prompts without context are attended by torch", engine.log)
+
     def test_drafts(self):
         """Candidates from the prompt: some are taken, the others are taken back."""
         engine = self.ours([answer(prompts(), max_tokens=64)], speculative_config=DRAFTS)

@@ -64,7 +64,7 @@ class Options(unittest.TestCase):
         self.assertEqual(got.head_mask, "hot.tsv")
 
     def test_nothing_said(self):
-        self.assertEqual(options.read({}, {}), ({}, {}, None, 60, 0, None, None, "all"))
+        self.assertEqual(options.read({}, {}), ({}, {}, None, 60, 0, None, None, "all", "own"))
 
     def test_variables_that_are_no_settings(self):
         """Those of Kubernetes for a Service named kvferry or kvferry-NAME, and of other plug-ins; typos are none of them."""
@@ -99,6 +99,7 @@ class Options(unittest.TestCase):
                             ("log_interval = -1: must be seconds", {"log_interval": -1}),
                             ("verify_interval = no: must be a number of passes", {"verify_interval": "no"}),
                             ("verify_interval = 0.5: must be a number of passes", {"verify_interval": 0.5}),
+                            ("prompt_attention = flash: must be own or library", {"prompt_attention": "flash"}),
                             ("log_interval = inf: must be seconds", {"log_interval": float("inf")}),
                             ("must be an object", [5])):
             with self.subTest(text), self.assertRaisesRegex(kvferry.Invalid, text):
@@ -405,6 +406,13 @@ class Runs(unittest.TestCase):
         self.assertEqual(runs_of([0, 1, 2, 3], [5, 6, 7], [False] * 3, 2),
                          [Run(0, [0, 1, 2], None), Run(2, [2, 3], None)])
         self.assertEqual(runs_of([0, 4, 6], [4, 6], [True] * 2, 1), [Run(0, [0, 4], [0]), Run(1, [4, 6], [4])])
+
+    def test_rows_without_context_apart(self):
+        given = [0, 1, 4, 6, 9, 12], [9, 3, 2, 40, 3], [False] + [True] * 4, 9
+        self.assertEqual(runs_of(*given), [Run(0, [0, 1], None), Run(1, [1, 4, 6, 9, 12], [0, 0, 37, 0])])
+        apart = runs_of(*given, apart=True)
+        self.assertEqual(apart, [Run(0, [0, 1], None), Run(1, [1, 4, 6], [0, 0]), Run(3, [6, 9], [37]), Run(4, [9, 12], [0])])
+        self.assertEqual([run.is_first for run in apart], [False, True, False, True])
 
     def test_every_token_is_in_one_run(self):
         rng = random.Random(7)

@@ -10,13 +10,15 @@ Invariant: no answer depends on which request a row or a block belongs to.
 """
 import logging
 from dataclasses import dataclass
-from typing import Any, ClassVar, List, Optional, Set, Tuple
+from typing import Any, ClassVar, Dict, List, Optional, Set, Tuple
 
 import torch
 
 from .._blocks import Blocks
 from .._cache import width_in_pages
 from .._errors import Unsupported
+from .._prompt_attention import attend_rows
+from .._settings import LIBRARY
 from ..capi import BlocksRows, BlocksPutArgs
 from .arrays import Arrays
 from .metrics import Answers
@@ -25,7 +27,8 @@ from .refusals import (BLOCK_TOKENS, check_engine, check_layer, check_spec, reas
 from .regions import Followed, Regions
 from .rows import Rows as PassRows, Run, part, runs_of
 from .upstream import (AttentionBackend, AttentionCGSupport, AttentionImpl, AttentionMetadata, AttentionMetadataBuilder,
-                       AttentionType, Batch, Engine, KVCacheLayout, MultipleOf, batch_of, is_full, spec_of, with_codes)
+                       AttentionType, Batch, Engine, KVCacheLayout, MultipleOf, batch_of, flash_attention, is_full,
+                       spec_of, with_codes)
 from .verify import Rows
 
 log = logging.getLogger("vllm.kvferry")
@@ -51,6 +54,7 @@ class Pass(AttentionMetadata):
     requests: List[int] # a number of every row of the batch
     prompts: List[bool] # whether it has tokens of its prompt
     put: BlocksPutArgs # but for the layer, its keys and its values
+    begins: Dict[int, torch.Tensor] # int32, by the first row of a run that a library attends: first tokens, from 0
 
     def rows_at(self, run: Run) -> Tuple[Tuple[int, int], int]:
         """Where the table and the lengths of a run are."""
@@ -81,6 +85,10 @@ class Builder(AttentionMetadataBuilder[Pass]):
         self.followed = Followed(self.engine.stages, self.drafts)
         self.answers = Answers(self.pool.budget, self.engine.stages, self.drafts)
         self.arrays = Arrays(self.engine.requests * self.pool.rows_each, device)
+        self.by_library = self.pool.options.prompt_attention == LIBRARY
+        if self.by_library:
+            log.info("kvferry: tokens of prompts without context are attended by %s", " and ".join(sorted({
+                impl.whose() for impl in self.engine.implementations(Impl).values()})))
 
     @classmethod
     def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> AttentionCGSupport:
@@ -113,7 +121,7 @@ class Builder(AttentionMetadataBuilder[Pass]):
         """Rows, what they attend to, and where."""
         prompts, requests = self.prompts_of(batch), self.requests_of(batch)
         rows = part(batch.starts, batch.lengths, prompts, self.drafts)
-        runs = runs_of(rows.starts, rows.lengths, rows.prompts, self.pool.regions)
+        runs = runs_of(rows.starts, rows.lengths, rows.prompts, self.pool.regions, self.by_library)
         is_verified = any(run.contexts is None for run in runs) and self.pool.recall.begin()
         regions = self.arrays.put_regions(self.regions_of(runs, rows, requests))
         table, seq_lens = batch.table, batch.seq_lens
@@ -122,12 +130,15 @@ class Builder(AttentionMetadataBuilder[Pass]):
         tokens = runs[-1].starts[-1] if runs else 0
         p = Pass(tokens, batch.slots, table, seq_lens, regions, runs,
                  [length - 1 for length in rows.lengths] if is_verified else None, [], 0, requests, prompts,
-                 BlocksPutArgs(tokens=tokens, slots=batch.slots.data_ptr()))
+                 BlocksPutArgs(tokens=tokens, slots=batch.slots.data_ptr()), {})
         for run in runs:
             is_step = run.contexts is None
             p.steps.append(Blocks.describe(run.rows, *p.rows_at(run), regions.data_ptr() + 4 * run.row)
                            if is_step else None)
             p.stepping += run.rows if is_step else 0
+            if self.by_library and run.is_first:
+                p.begins[run.row] = torch.tensor([start - run.starts[0] for start in run.starts], dtype=torch.int32,
+                                                 device=regions.device)
         return p
 
     def prompts_of(self, batch: Batch) -> List[bool]:
@@ -188,7 +199,13 @@ class Impl(AttentionImpl[Pass]):
         self.owner = kv_sharing_target_layer_name # the layer whose keys it attends to, unless they are its own
         self.pool: Optional[Pool] = None # of this rank, once all its layers are there
         self.index, self.is_last = 0, False # of the layer, or its owner, in it
+        self.is_plain = sinks is None and not self.soft_cap and self.owner is None # so that any attention serves
+        self.varlen = flash_attention(head_size) if self.is_plain and self.value_size == head_size else None
         self.bound: tuple = () # the blocks, where their codes of this layer are, and from block to block
+
+    def whose(self) -> str:
+        """Whose kernels attend tokens without context, if a library may."""
+        return "kvferry" if not self.is_plain else "FlashAttention" if self.varlen else "torch"
 
     def params(self) -> tuple:
         """How it attends; layers of one owner do so alike."""
@@ -232,6 +249,9 @@ class Impl(AttentionImpl[Pass]):
                         q_at + first * q_bytes, out[first:first + run.rows]), lse, stream)
                 blocks.step(self.index, step, q_at + first * q_bytes, out_at + first * out_bytes,
                             stream, None if lse is None else lse.data_ptr())
+            elif run.row in p.begins and self.is_plain and key is not None:
+                attend_rows(query, key, value, run.starts, p.begins[run.row], self.scale, out[..., :self.value_size],
+                            self.varlen)
             else:
                 assert run.contexts is not None
                 blocks.extend(self.index, *p.rows_at(run), run.starts, run.contexts, q_at, out_at, stream)

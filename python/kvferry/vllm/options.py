@@ -11,13 +11,13 @@ import re
 from typing import Any, Callable, List, Mapping, NamedTuple, Optional, Union
 
 from .._errors import Invalid, OutOfMemory, Unsupported
-from .._settings import ROWS, fill, rows_of
+from .._settings import OWN as BY_KVFERRY, ROWS, fill, prompt_attention, rows_of
 from ..capi import CacheConfig
 from .memory import said as in_words
 
 # Names that are shorter here, as `kvferry run` and kvferry.hf say it.
 NAMES = {"budget": "budget_tokens", "host_memory": "host_bytes", "device_memory": "device_bytes"}
-OWN = ("log_interval", "verify_interval", "head_mask", "admit")
+OWN = ("log_interval", "verify_interval", "head_mask", "admit", "prompt_attention")
 ALL, RESIDENT = "all", "resident" # values of admit
 # Said by the model and the engine.
 TAKEN = ("layers", "query_heads", "kv_heads", "head_dim", "dtype", "tensors", "softmax_scale", "sequences_max",
@@ -44,6 +44,7 @@ class Options(NamedTuple):
     head_mask: Optional[str] # file of the kinds of heads; see heads.py
     device_memory: Optional[int] # bytes of windows, tables and pages on the device of a rank
     admit: Union[str, int] = ALL # or RESIDENT, or how many requests at once that is; see admit.py
+    prompt_attention: str = BY_KVFERRY # or "library": tokens without context are attended by FlashAttention or torch
 
 
 def read(given: Any, environment: Mapping[str, str]) -> Options:
@@ -60,7 +61,8 @@ def read(given: Any, environment: Mapping[str, str]) -> Options:
                    _number("log_interval", own.get("log_interval", 60), "seconds", float),
                    _number("verify_interval", own.get("verify_interval", 0), "a number of passes", _whole),
                    own.get("head_mask"),
-                   None if device == "auto" else bytes_of("device_bytes", device), _admit(own.get("admit", ALL)))
+                   None if device == "auto" else bytes_of("device_bytes", device), _admit(own.get("admit", ALL)),
+                   prompt_attention(own.get("prompt_attention", BY_KVFERRY)))
 
 
 def bytes_of(name: str, value: Any) -> int:

@@ -19,6 +19,11 @@ class Run(NamedTuple):
         """How many."""
         return len(self.starts) - 1
 
+    @property
+    def is_first(self) -> bool:
+        """Whether they attend to their tokens of this pass alone."""
+        return self.contexts is not None and not any(self.contexts)
+
 
 class Rows(NamedTuple):
     """Rows of a pass, as `runs_of` takes them, and where they come from."""
@@ -49,26 +54,28 @@ def part(starts: List[int], lengths: List[int], prompts: List[bool], drafts: int
     return rows
 
 
-def runs_of(starts: List[int], lengths: List[int], prompts: List[bool], most: int) -> List[Run]:
+def runs_of(starts: List[int], lengths: List[int], prompts: List[bool], most: int,
+            apart: bool = False) -> List[Run]:
     """Runs of a pass; rows without tokens, which only fill it up, are left out.
 
     starts    first token of every row, and the end of the last
     lengths   tokens of every row with those of this pass
     prompts   whether a row has tokens of its prompt
     most      rows of a run
+    apart     whether rows without context are in runs of their own
     """
     runs: List[Run] = []
     for row, is_prompt in enumerate(prompts):
         start, end = starts[row], starts[row + 1]
         if start == end:
             continue
-        is_step = end - start == 1 and not is_prompt
+        is_step, context = end - start == 1 and not is_prompt, lengths[row] - (end - start)
         last = runs[-1] if runs else None
         if (last is None or last.row + last.rows != row or (last.contexts is None) != is_step
-                or last.rows == most):
+                or last.rows == most or apart and last.contexts and (not last.contexts[0]) != (not context)):
             last = Run(row, [start], None if is_step else [])
             runs.append(last)
         last.starts.append(end)
         if last.contexts is not None:
-            last.contexts.append(lengths[row] - (end - start))
+            last.contexts.append(context)
     return runs

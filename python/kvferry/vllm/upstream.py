@@ -8,7 +8,8 @@ Invariant: a release that lacks a name is met with a line that says which ones a
 import copy
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Set, Tuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, NamedTuple, Optional, Set, Tuple
 
 import torch
 import vllm
@@ -387,6 +388,17 @@ def window_of(named: Dict[str, Any]) -> Optional[int]:
 def number_of_layer(name: str) -> int:
     """In the model."""
     return extract_layer_index(name)
+
+
+def flash_attention(head_size: int) -> Optional[Callable]:
+    """FlashAttention as vLLM takes it on this GPU, for heads of that size in 16 bits; None where it has none."""
+    config: VllmConfig = get_current_vllm_config()
+    if not current_platform.is_cuda() or config.model_config.dtype == torch.float32 or head_size % 8 or head_size > 256:
+        return None
+    from vllm.v1.attention.backends.fa_utils import ( # pylint: disable=import-outside-toplevel
+        flash_attn_varlen_func, get_flash_attn_version)
+    version = get_flash_attn_version(head_size=head_size)
+    return None if version is None else partial(flash_attn_varlen_func, fa_version=version)
 
 
 class Batch(NamedTuple):
