@@ -20,7 +20,29 @@
 
 #include <cmocka.h>
 
-/* Runs tests, which have the names of their functions. Returns how many failed. */
+enum { UNIT_TESTS_MAX = 64 };
+
+/* A test of a program without a main of its own: all of its file run, in their order. */
+#define TEST(name)                                                                                 \
+    static void name(void **state);                                                                \
+    __attribute__((constructor)) static void unit_add_##name(void)                                 \
+    {                                                                                              \
+        unit_add(__FILE__, #name, name);                                                           \
+    }                                                                                              \
+    static void name(void **state)
+
+/* All of them run between two functions, of which either may be NULL. */
+#define TESTS_RUN_BETWEEN(before, after)                                                           \
+    __attribute__((constructor)) static void unit_around_all(void)                                 \
+    {                                                                                              \
+        unit_around((before), (after));                                                            \
+    }
+
+void unit_add(const char *of, const char *name, CMUnitTestFunction function);
+void unit_around(CMFixtureFunction before, CMFixtureFunction after);
+
+/* For a main that chooses: runs tests, which have the names of their functions. Returns how many
+ * failed. */
 #define unit_run(...) unit_run_around(NULL, NULL, __VA_ARGS__)
 /* The same between two functions, of which either may be NULL. */
 #define unit_run_around(before, after, ...)                                                        \
@@ -31,25 +53,29 @@
     unit_run_list(__FILE__, #__VA_ARGS__, (const CMUnitTestFunction[]){__VA_ARGS__, NULL}, NULL,   \
                   NULL, (before), (after))
 
-static inline int unit_run_list(const char *group, const char *names,
-                                const CMUnitTestFunction *functions, CMFixtureFunction before,
-                                CMFixtureFunction after, CMFixtureFunction before_each,
-                                CMFixtureFunction after_each)
+static inline void unit_set_locale(void)
 {
-    enum { TESTS = 64 };
-    static struct CMUnitTest tests[TESTS];
-    static char words[TESTS * 80];
-    size_t count = 0;
     const char *locale = getenv("KVF_TEST_LOCALE");
     if (locale && !setlocale(LC_ALL, locale)) {
         fprintf(stderr, "there is no locale %s\n", locale);
         abort();
     }
+}
+
+static inline int unit_run_list(const char *group, const char *names,
+                                const CMUnitTestFunction *functions, CMFixtureFunction before,
+                                CMFixtureFunction after, CMFixtureFunction before_each,
+                                CMFixtureFunction after_each)
+{
+    static struct CMUnitTest tests[UNIT_TESTS_MAX];
+    static char words[UNIT_TESTS_MAX * 80];
+    size_t count = 0;
+    unit_set_locale();
     if (strlen(names) >= sizeof words)
         abort();
     strcpy(words, names);
     for (char *name = strtok(words, ", "); functions[count]; name = strtok(NULL, ", ")) {
-        if (count == TESTS)
+        if (count == UNIT_TESTS_MAX)
             abort();
         tests[count] = (struct CMUnitTest){.name = name,
                                            .test_func = functions[count],

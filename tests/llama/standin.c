@@ -167,7 +167,6 @@ gg_tensor *ggml_flash_attn_ext(gg_context *context, gg_tensor *q, gg_tensor *k, 
 
 gg_graph *ggml_new_graph_custom(gg_context *context, size_t size, bool grads)
 {
-    (void)size;
     (void)grads;
     return make(context, sizeof(gg_graph));
 }

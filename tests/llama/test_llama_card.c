@@ -21,7 +21,6 @@ static const char *said_at_load(const char *setting)
 
 static void without_a_card_nothing_is_said(void **state)
 {
-    (void)state;
     standin_cards_reset();
     assert_null(strstr(said_at_load("budget=full"), "KV caches"));
     assert_null(kvl_the_plugin()->card.type);
@@ -30,7 +29,6 @@ static void without_a_card_nothing_is_said(void **state)
 
 static void a_card_that_cannot_serve_is_left(void **state)
 {
-    (void)state;
     const struct {
         standin_cards cards;
         const char *why;
@@ -89,7 +87,6 @@ static int is_taken(const tensors *t, size_t more)
 
 static void caches_of_many_cells_are_taken(void **state)
 {
-    (void)state;
     enum { BUDGET = 512 };
     for (uint32_t functions = 6; functions <= 8; functions++) {
         standin_card.functions = functions;
@@ -134,7 +131,6 @@ static void caches_of_many_cells_are_taken(void **state)
 /* A cache that was taken is served on the card; one in the host's memory beside it on the host. */
 static void caches_are_served_where_they_are(void **state)
 {
-    (void)state;
     setenv("KVF_TEST_CARD", "1", 1);
     for (int on_card = 0; on_card < 2; on_card++) {
         rig *r = rig_open(&(rig_options){.setting = "budget=full rows=4"});
@@ -177,7 +173,6 @@ static void alibi(gg_tensor *node)
 /* The CPU computes it from copies, and its output goes back to the card. */
 static void what_is_left_has_llamas_bits(void **state)
 {
-    (void)state;
     setenv("KVF_TEST_CARD", "1", 1);
     float own[RIG_HEADS * RIG_DIM];
     rig_set set[1] = {{0}};
@@ -221,7 +216,6 @@ static void begin(rig *r, rig_set set, uint64_t copies, uint64_t waits)
  * bits of tokens that are not finite; llama.cpp's part and ours are waited for. */
 static void rows_stay_on_the_card(void **state)
 {
-    (void)state;
     enum { COPIES = 1, WAITS = 2, PROMPT = 6 };
     setenv("KVF_TEST_CARD", "1", 1);
     rig_set other[1] = {{0}}, sets[PROMPT] = {{0}};
@@ -261,7 +255,6 @@ static void rows_stay_on_the_card(void **state)
 /* Rows that no attention of the graph puts are written by llama.cpp's kernels. */
 static void rows_that_nobody_sees_are_written(void **state)
 {
-    (void)state;
     setenv("KVF_TEST_CARD", "1", 1);
     rig *r = rig_open(&(rig_options){0});
     rig_set set[1] = {{0}};
@@ -298,7 +291,6 @@ static void rows_that_nobody_sees_are_written(void **state)
  * away comes before, and cells that are written are known. */
 static void cuda_gets_pages_that_are_there(void **state)
 {
-    (void)state;
     setenv("KVF_TEST_CARD", "1", 1);
     for (int is_watched = 1; is_watched >= 0; is_watched--) {
         rig *r = rig_open(&(rig_options){.away_at = 1});
@@ -367,7 +359,6 @@ static double late_steps(int waits)
 
 static void work_on_the_card_is_waited_for(void **state)
 {
-    (void)state;
     assert_true(late_steps(1) < ROUNDING);
     if (!KVF_TSAN) /* which ends the process at the race that there is without the wait */
         assert_false(late_steps(0) < ROUNDING);

@@ -238,33 +238,29 @@ static uint64_t wander(uint32_t budget, int no_writes, int is_deaf, uint64_t see
     return wrong;
 }
 
-static void no_set_is_ever_another(void **state)
+TEST(no_set_is_ever_another)
 {
-    (void)state;
     for (uint64_t seed = 1; seed <= 6; seed++) {
         assert_int_equal(wander(64, 0, 0, seed), 0);
         assert_int_equal(wander(CELLS, 0, 0, seed), 0);
     }
 }
 
-static void without_writes_sets_are_wrong(void **state)
+TEST(without_writes_sets_are_wrong)
 {
-    (void)state;
     assert_true(wander(64, 1, 0, 1) > 0);
     assert_true(wander(CELLS, 1, 0, 1) > 0);
 }
 
-static void a_cell_is_asked_for_before_its_place_goes(void **state)
+TEST(a_cell_is_asked_for_before_its_place_goes)
 {
-    (void)state;
     assert_true(wander(64, 0, 1, 1) > 0);
     assert_true(wander(CELLS, 0, 1, 1) > 0);
 }
 
 /* Four sequences over a prefix take its blocks once, whatever their order. */
-static void a_prefix_is_shared(void **state)
+TEST(a_prefix_is_shared)
 {
-    (void)state;
     enum { PREFIX = 330, OWN = 40 };
     for (uint32_t budget = 64; budget <= CELLS; budget += CELLS - 64) {
         rig *r = open_rig(budget, 0, 1);
@@ -298,9 +294,8 @@ static void a_prefix_is_shared(void **state)
 }
 
 /* A window that slides puts a token or two per step, not the window. */
-static void a_window_slides(void **state)
+TEST(a_window_slides)
 {
-    (void)state;
     rig *r = open_rig(128, 0, 1);
     uint64_t set[1][CELLS / 64] = {{0}};
     const uint32_t streams[1] = {1};
@@ -318,9 +313,8 @@ static void a_window_slides(void **state)
 }
 
 /* Drafts: rows of one sequence are one chain, and cells that are written over are put once more. */
-static void drafts_are_rows_of_a_chain(void **state)
+TEST(drafts_are_rows_of_a_chain)
 {
-    (void)state;
     rig *r = open_rig(64, 0, 1);
     uint64_t sets[4][CELLS / 64] = {{0}};
     const uint32_t streams[4] = {0};
@@ -343,9 +337,8 @@ static void drafts_are_rows_of_a_chain(void **state)
 }
 
 /* Sets without anything in common fill all blocks: old ones make room, those of the call do not. */
-static void old_chains_make_room(void **state)
+TEST(old_chains_make_room)
 {
-    (void)state;
     const kvl_chains_config config = {.layers = LAYERS,
                                       .cells = CELLS,
                                       .streams = STREAMS,
@@ -366,11 +359,4 @@ static void old_chains_make_room(void **state)
     assert_true(call(r, 2, streams, &sets[1]));
     assert_int_equal(r->wrong, 0);
     close_rig(r);
-}
-
-int main(void)
-{
-    return unit_run(no_set_is_ever_another, without_writes_sets_are_wrong,
-                    a_cell_is_asked_for_before_its_place_goes, a_prefix_is_shared, a_window_slides,
-                    drafts_are_rows_of_a_chain, old_chains_make_room);
 }

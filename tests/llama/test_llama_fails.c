@@ -150,18 +150,16 @@ static int attend_once(int64_t call, int allocations)
     return happened;
 }
 
-static void calls_of_the_library_fail_once(void **state)
+TEST(calls_of_the_library_fail_once)
 {
-    (void)state;
     int64_t call = 1;
     while (attend_once(call, 0))
         call++;
     assert_true(call > 10);
 }
 
-static void allocations_fail_once(void **state)
+TEST(allocations_fail_once)
 {
-    (void)state;
     int64_t call = 1;
     while (attend_once(call, 1))
         call++;
@@ -186,9 +184,8 @@ static rig *away(rig_set set)
 
 /* Tokens that llama.cpp has no more, and the library gives no more: no pass, until all is cleared.
  */
-static void what_is_lost_is_never_used(void **state)
+TEST(what_is_lost_is_never_used)
 {
-    (void)state;
     rig_set set[1] = {{0}};
     rig *r = away(set[0]);
     rig_listen();
@@ -211,9 +208,8 @@ static void what_is_lost_is_never_used(void **state)
 }
 
 /* A reader that gets no page gets none of zeros: the process ends, as at any other fault. */
-static void a_reader_never_sees_what_is_not_there(void **state)
+TEST(a_reader_never_sees_what_is_not_there)
 {
-    (void)state;
     for (int is_fault = 0; is_fault < 2; is_fault++) {
         rig_set set[1] = {{0}};
         const pid_t child = fork();
@@ -236,9 +232,8 @@ static void a_reader_never_sees_what_is_not_there(void **state)
     }
 }
 
-static void llamas_own_kernels_fail(void **state)
+TEST(llamas_own_kernels_fail)
 {
-    (void)state;
     rig *r = rig_open(&(rig_options){0});
     const int64_t cell = 1;
     standin_fails = 1;
@@ -246,10 +241,4 @@ static void llamas_own_kernels_fail(void **state)
     assert_int_equal(rig_write(r, 0, &cell, 1), GG_SUCCESS);
     rig_close(r);
     rig_unload();
-}
-
-int main(void)
-{
-    return unit_run(a_reader_never_sees_what_is_not_there, calls_of_the_library_fail_once,
-                    allocations_fail_once, what_is_lost_is_never_used, llamas_own_kernels_fail);
 }

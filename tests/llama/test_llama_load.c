@@ -36,9 +36,8 @@ static const char *reported(const char *setting)
     return line;
 }
 
-static void an_unknown_interface_is_refused(void **state)
+TEST(an_unknown_interface_is_refused)
 {
-    (void)state;
     const char *const why[STANDIN_FAULTS] = {
         [STANDIN_NO_OPERATION] = "no operation FLASH_ATTN_EXT",
         [STANDIN_TYPES] = "type 1 of this ggml is",
@@ -60,25 +59,22 @@ static void an_unknown_interface_is_refused(void **state)
     standin_break(STANDIN_RIGHT);
 }
 
-static void a_known_one_is_loaded(void **state)
+TEST(a_known_one_is_loaded)
 {
-    (void)state;
     assert_string_equal(reported(NULL), "loaded ggml=0.0.0-standin api=42\n");
     assert_true(kvl_the_plugin()->gg.op.flash_attn == STANDIN_FLASH_ATTN);
     assert_int_equal(rig_load(NULL)->api_version, 42);
     rig_unload();
 }
 
-static void off_loads_nothing(void **state)
+TEST(off_loads_nothing)
 {
-    (void)state;
     assert_string_equal(reported("off"), "off\n");
     assert_null(rig_load("off"));
 }
 
-static void wrong_settings_are_told(void **state)
+TEST(wrong_settings_are_told)
 {
-    (void)state;
     const char *const cases[][2] = {
         {"budget=0", "budget = 0: must be a whole number from 1 to 67108864, or full"},
         {"budget", "budget: must be name=value, or off alone"},
@@ -107,9 +103,8 @@ static void wrong_settings_are_told(void **state)
     assert_null(kvferry_llama_plan("budget=full, pages=k8v4, rows=64, threads=3", NULL, NULL));
 }
 
-static void plans_keep_what_is_said(void **state)
+TEST(plans_keep_what_is_said)
 {
-    (void)state;
     enum { HOST, DEVICE, CODES, OWN, BLOCKS, SUMS };
     uint32_t shape[] = {4, 4, 2, 64, 64, 4096, 1};
     uint64_t all[SUMS], few[SUMS];
@@ -128,9 +123,8 @@ static void plans_keep_what_is_said(void **state)
 }
 
 /* Rows as the library gets them: numbers of the cell, exactly, and told if F16 has them not. */
-static void rows_are_those_of_plain_conversions(void **state)
+TEST(rows_are_those_of_plain_conversions)
 {
-    (void)state;
     enum { COUNT = 64 };
     uint64_t random = 3;
     for (int turn = 0; turn < 3000; turn++) {
@@ -160,9 +154,8 @@ static void rows_are_those_of_plain_conversions(void **state)
     }
 }
 
-static void masks_are_sets(void **state)
+TEST(masks_are_sets)
 {
-    (void)state;
     enum { CELLS = 320 };
     uint64_t random = 5, set[CELLS / 64] = {0}, own[CELLS / 64];
     uint16_t mask[CELLS];
@@ -184,11 +177,4 @@ static void masks_are_sets(void **state)
         mask[kvf_random_below(&random, CELLS)] = turn % 2 ? 0x8000 : 0x3c00;
         assert_int_equal(kvl_open_cells(mask, CELLS, set, &same), -1);
     }
-}
-
-int main(void)
-{
-    return unit_run(an_unknown_interface_is_refused, a_known_one_is_loaded, off_loads_nothing,
-                    wrong_settings_are_told, plans_keep_what_is_said,
-                    rows_are_those_of_plain_conversions, masks_are_sets);
 }

@@ -175,7 +175,6 @@ void *rig_alloc(void *user, size_t bytes, size_t alignment)
 
 void rig_free(void *user, void *pointer)
 {
-    (void)user;
     free(pointer);
 }
 

@@ -83,7 +83,7 @@ static int load(rig *r, const char *file, const char *key, kvf_calibration *out)
     return kvf_calibration_load(r->context, file, out);
 }
 
-static void test_round_trip(void **state)
+TEST(test_round_trip)
 {
     rig r;
     folder f;
@@ -117,7 +117,7 @@ static void test_round_trip(void **state)
 }
 
 /* Whatever happens to one byte, or to the end of the file: the record is right or not there. */
-static void test_damage(void **state)
+TEST(test_damage)
 {
     rig r;
     folder f;
@@ -145,7 +145,7 @@ static void test_damage(void **state)
 }
 
 /* Right checksum, wrong content: what another version or a liar would write. */
-static void test_strict(void **state)
+TEST(test_strict)
 {
     rig r;
     folder f;
@@ -195,7 +195,7 @@ static kvf_calibration_config patient(const folder *f)
                                     .memory = {.node = -1, .touch_threads = 1}};
 }
 
-static void test_measures(void **state)
+TEST(test_measures)
 {
     rig r;
     folder f;
@@ -259,7 +259,7 @@ static void in_a_slot(const kvf_device *device, kvf_device_properties *out)
 }
 
 /* The same card in another slot has another link. */
-static void test_slots(void **state)
+TEST(test_slots)
 {
     static const struct {
         uint32_t generation, width;
@@ -290,7 +290,7 @@ static void test_slots(void **state)
 }
 
 /* A file that cannot be written is a note; a device that needs no calibration gets none. */
-static void test_edges(void **state)
+TEST(test_edges)
 {
     rig r;
     folder f;
@@ -318,7 +318,7 @@ static void test_edges(void **state)
 }
 
 /* Every choice is one range of mapped, and no single other choice of that form costs less. */
-static void test_choice(void **state)
+TEST(test_choice)
 {
     rig_random random = rig_seed("choice", 9);
     for (uint32_t round = 0; round < 300; round++) {
@@ -367,10 +367,4 @@ static void test_choice(void **state)
     kvf_calibration_choose(&c, 16384, &choice);
     const kvf_transfer_choice usual = kvf_transfer_choice_default();
     assert_memory_equal(&choice, &usual, sizeof usual);
-}
-
-int main(void)
-{
-    return unit_run(test_round_trip, test_damage, test_strict, test_measures, test_slots,
-                    test_edges, test_choice);
 }

@@ -37,7 +37,7 @@ static void check_array(const kvf_carver *carver, const void *array, size_t byte
         assert_int_equal(((const uint8_t *)array)[i], mark);
 }
 
-static void a_plan_is_what_is_carved(void **state)
+TEST(a_plan_is_what_is_carved)
 {
     uint64_t random = 31;
     printf("carve: seed 31\n");
@@ -71,7 +71,7 @@ static void a_plan_is_what_is_carved(void **state)
     }
 }
 
-static void what_is_too_large_stays_too_large(void **state)
+TEST(what_is_too_large_stays_too_large)
 {
     static const uint64_t shapes[][3] = {{UINT64_MAX, 1, 1},
                                          {UINT32_MAX, UINT32_MAX, 1},
@@ -93,9 +93,4 @@ static void what_is_too_large_stays_too_large(void **state)
     assert_int_equal(carver.bytes, KVF_CARVE_MAX);
     KVF_CARVE(&carver, array, 1);
     assert_true(carver.bytes > KVF_CARVE_MAX);
-}
-
-int main(void)
-{
-    return unit_run(a_plan_is_what_is_carved, what_is_too_large_stays_too_large);
 }

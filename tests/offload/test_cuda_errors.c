@@ -104,7 +104,7 @@ static void undo_everything(everything *e)
 }
 
 /* Every call of CUDA, the first, the second, ..., with an error that passes. */
-static void test_every_call_fails(void **state)
+TEST(test_every_call_fails)
 {
     uint64_t refused = 0, absorbed = 0;
     for (uint64_t nth = 1;; nth++) {
@@ -180,7 +180,7 @@ static void expect_absent(const char *why)
     kvf_emu_reset();
 }
 
-static void test_absence(void **state)
+TEST(test_absence)
 {
     kvf_emu_config config = machine();
     char text[256];
@@ -245,7 +245,7 @@ static void check_contexts(kvf_device *device)
     assert_ptr_equal(n.after[1], n.before[1]);
 }
 
-static void test_ordinal(void **state)
+TEST(test_ordinal)
 {
     kvf_emu_config emu = machine();
     kvf_context *context;
@@ -274,7 +274,7 @@ static void test_ordinal(void **state)
     kvf_emu_reset();
 }
 
-static void test_out_of_memory(void **state)
+TEST(test_out_of_memory)
 {
     kvf_emu_config emu = machine();
     emu.memory_bytes = (uint64_t)64 << 20;
@@ -301,7 +301,7 @@ static void test_out_of_memory(void **state)
 }
 
 /* Three chunks, the last one too much: the first two are given back. */
-static void test_registration_in_chunks(void **state)
+TEST(test_registration_in_chunks)
 {
     const size_t gib = (size_t)1 << 30, bytes = 2 * gib + 4096;
     kvf_emu_config emu = machine();
@@ -342,7 +342,7 @@ static void count_notes(void *user, int level, const char *text)
 
 /* A device that registers nothing allocates the arenas, zeroed and visible; it says so once. Where
  * it can pin no more either, nothing stays. */
-static void test_memory_of_the_device(void **state)
+TEST(test_memory_of_the_device)
 {
     kvf_emu_config emu = machine();
     kvf_emu_counts counts;
@@ -391,7 +391,7 @@ static void test_memory_of_the_device(void **state)
 /* ---- drivers ---- */
 
 /* A batch in a capture: recorded and delivered, or refused; never lost. */
-static void test_batch_in_capture(void **state)
+TEST(test_batch_in_capture)
 {
     static const struct {
         kvf_emu_batch_capture capture;
@@ -434,7 +434,7 @@ static void test_batch_in_capture(void **state)
 }
 
 /* Without the driver's calls: no batches. */
-static void test_old_driver(void **state)
+TEST(test_old_driver)
 {
     kvf_emu_config emu = machine();
     emu.driver_version = 12040;
@@ -459,7 +459,7 @@ static void test_old_driver(void **state)
 
 /* ---- a lost device ---- */
 
-static void test_lost_device(void **state)
+TEST(test_lost_device)
 {
     machine();
     rig r;
@@ -493,7 +493,7 @@ static void test_lost_device(void **state)
 
 /* Every call of CUDA loses the device: a named error, no wait without end, nothing of ours left.
  * The memory that the device held stays, so this comes last. */
-static void test_every_call_loses(void **state)
+TEST(test_every_call_loses)
 {
     for (uint64_t nth = 1;; nth++) {
         everything e = {0};
@@ -515,11 +515,4 @@ static void test_every_call_loses(void **state)
         }
     }
     kvf_emu_reset();
-}
-
-int main(void)
-{
-    return unit_run(test_every_call_fails, test_absence, test_ordinal, test_out_of_memory,
-                    test_registration_in_chunks, test_memory_of_the_device, test_batch_in_capture,
-                    test_old_driver, test_lost_device, test_every_call_loses);
 }

@@ -87,7 +87,7 @@ static void *read_all(void *raw)
 }
 
 /* A stream hands numbers to a thread; the caller enqueues everything and waits once. */
-static void test_words(void **state)
+TEST(test_words)
 {
     for (uint32_t seed = 0; seed < 2; seed++) {
         rig r;
@@ -122,7 +122,7 @@ static void sleep_ms(const void *raw, uint32_t task)
     nanosleep(&time, NULL);
 }
 
-static void test_elapsed(void **state)
+TEST(test_elapsed)
 {
     rig r;
     rig_open(&r, NULL);
@@ -151,7 +151,7 @@ static void test_elapsed(void **state)
 
 /* ---- batches ---- */
 
-static void test_batch(void **state)
+TEST(test_batch)
 {
     enum { COPIES = 600, SIZE = 64 }; /* more than one call of the driver takes */
     rig r;
@@ -184,7 +184,7 @@ static void test_batch(void **state)
 
 /* ---- streams of the caller, and graphs ---- */
 
-static void test_wrapped_stream(void **state)
+TEST(test_wrapped_stream)
 {
     rig r;
     rig_open(&r, NULL);
@@ -259,7 +259,7 @@ static void record_and_replay(rig *r, kvf_stream *stream, kvf_stream *side)
     r->ops->memory_free(r->device, words);
 }
 
-static void test_graphs(void **state)
+TEST(test_graphs)
 {
     rig r;
     rig_open(&r, NULL);
@@ -278,7 +278,7 @@ static void test_graphs(void **state)
 
 /* ---- what the machine says ---- */
 
-static void test_pci_link(void **state)
+TEST(test_pci_link)
 {
     static const struct {
         const char *address;
@@ -297,7 +297,7 @@ static void test_pci_link(void **state)
 
 /* A card of generation 5 with 16 lanes, below a switch that does not say its speed, in a slot of
  * generation 4 with 8 lanes: the link is that of the slot. */
-static void test_pci_link_of_slot(void **state)
+TEST(test_pci_link_of_slot)
 {
     static const struct {
         const char *folder, *speed, *width;
@@ -327,10 +327,4 @@ static void test_pci_link_of_slot(void **state)
         assert_int_equal(width, 8);
     }
     rig_tree_remove(&t);
-}
-
-int main(void)
-{
-    return unit_run(test_words, test_elapsed, test_batch, test_graphs, test_wrapped_stream,
-                    test_pci_link, test_pci_link_of_slot);
 }

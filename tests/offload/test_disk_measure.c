@@ -69,7 +69,7 @@ static kvf_status measure(disk_rig *d, const kvf_disk_case *c, kvf_disk_result *
     return status;
 }
 
-static void every_kind_of_pass(void **state)
+TEST(every_kind_of_pass)
 {
     disk_rig d;
     uint32_t passes = 0;
@@ -113,7 +113,7 @@ static kvf_status measure_row(void *user, char *change, size_t size, kvf_error *
     return status;
 }
 
-static void bad_cases_are_refused(void **state)
+TEST(bad_cases_are_refused)
 {
     disk_rig d;
     kvf_disk *other = NULL;
@@ -127,7 +127,7 @@ static void bad_cases_are_refused(void **state)
 }
 
 /* Memory, files and rings: each refused once, and completions that fail or are partial. */
-static void each_refusal_once(void **state)
+TEST(each_refusal_once)
 {
     const int says[] = {1, -EAGAIN, 4096};
     disk_rig d;
@@ -161,9 +161,4 @@ static void each_refusal_once(void **state)
         assert_null(other);
     }
     close_disk(&d);
-}
-
-int main(void)
-{
-    return unit_run(every_kind_of_pass, bad_cases_are_refused, each_refusal_once);
 }

@@ -62,7 +62,7 @@ static void want(tiered *t, kvf_block b)
     kvf_disk_tier_want(t->pool.tier, kvf_page_pool_bundle(&t->pool, b), 0);
 }
 
-static void bytes_come_back(void **state)
+TEST(bytes_come_back)
 {
     for (uint32_t bundle_blocks = 1; bundle_blocks <= 3; bundle_blocks++) {
         tiered t;
@@ -120,7 +120,7 @@ static void bytes_come_back(void **state)
     }
 }
 
-static void neighbours_share_a_bundle(void **state)
+TEST(neighbours_share_a_bundle)
 {
     tiered t;
     kvf_block a = KVF_BLOCK_NONE, b = KVF_BLOCK_NONE, first[BLOCKS];
@@ -142,7 +142,7 @@ static void neighbours_share_a_bundle(void **state)
 }
 
 /* More than page frames in one call: refused, and nothing is lost. */
-static void a_crowd_is_refused(void **state)
+TEST(a_crowd_is_refused)
 {
     tiered t;
     kvf_block blocks[PAGE_FRAMES + 1];
@@ -165,8 +165,10 @@ static void a_crowd_is_refused(void **state)
 
 /* Something closes all descriptors, and opens a file of its own, which gets the tier's numbers. On
  * a GPU these would be its driver's too. */
-static void files_of_others(void **state)
+TEST(files_of_others)
 {
+    if (rig_kind() == KVF_DEVICE_CUDA)
+        return;
     rig r;
     kvf_disk_file f;
     kvf_error error;
@@ -197,8 +199,10 @@ static void files_of_others(void **state)
 }
 
 /* The same while the tier has requests to make: refused, and what is in memory stays. */
-static void requests_to_others(void **state)
+TEST(requests_to_others)
 {
+    if (rig_kind() == KVF_DEVICE_CUDA)
+        return;
     tiered t;
     kvf_block blocks[BLOCKS];
     char path[] = "/tmp/kvf-other-XXXXXX";
@@ -238,7 +242,7 @@ static bool may(const void *user, uint32_t page_frame)
     return page_frame != *(const uint32_t *)user;
 }
 
-static void what_is_used_stays(void **state)
+TEST(what_is_used_stays)
 {
     kvf_disk_use uses[PAGE_FRAMES] = {0};
     kvf_disk_turn turn = {0};
@@ -278,7 +282,7 @@ static bool of_another(const void *user, uint32_t page_frame)
     return t->bundles[page_frame] / 5 != t->group;
 }
 
-static void turns_keep_a_share(void **state)
+TEST(turns_keep_a_share)
 {
     turns t;
     kvf_disk_use uses[15] = {0};
@@ -301,12 +305,4 @@ static void turns_keep_a_share(void **state)
     }
     /* Whoever comes finds what the two others leave; by recency alone he would find nothing. */
     assert_in_range(hits, 500, 1500);
-}
-
-int main(void)
-{
-    const int failed = unit_run(bytes_come_back, neighbours_share_a_bundle, a_crowd_is_refused,
-                                what_is_used_stays, turns_keep_a_share);
-    return rig_kind() == KVF_DEVICE_CUDA ? failed
-                                         : failed + unit_run(files_of_others, requests_to_others);
 }

@@ -49,7 +49,7 @@ static void check_usable(const kvf_host_memory *memory)
     }
 }
 
-static void test_tiers(void **state)
+TEST(test_tiers)
 {
     rig r;
     rig_open(&r, NULL);
@@ -92,7 +92,7 @@ static void note_line(void *user, int level, const char *line)
 }
 
 /* Huge pages that were wanted and not had are told, with the cause; nothing else is. */
-static void test_degraded(void **state)
+TEST(test_degraded)
 {
     rig r;
     char line[512];
@@ -123,7 +123,7 @@ static void test_degraded(void **state)
 }
 
 /* Arenas hold whole granules, and together exactly what was asked. */
-static void test_arenas(void **state)
+TEST(test_arenas)
 {
     rig r;
     rig_open(&r, NULL);
@@ -156,7 +156,7 @@ static void test_arenas(void **state)
 }
 
 /* All of it is resident at once, and not more than was asked. */
-static void test_resident_size(void **state)
+TEST(test_resident_size)
 {
     rig r;
     rig_open(&r, NULL);
@@ -173,7 +173,7 @@ static void test_resident_size(void **state)
 }
 
 /* Memory of both kinds is zeros, and there once it is written; a GPU pins all of it at once. */
-static void test_on_demand(void **state)
+TEST(test_on_demand)
 {
     enum { BYTES = 48 << 20, SLACK = 4 << 20 };
     rig r;
@@ -204,7 +204,7 @@ static void test_on_demand(void **state)
 }
 
 /* The kernel's own account says that the pages are bound to the node. */
-static void test_bound(void **state)
+TEST(test_bound)
 {
     rig r;
     rig_open(&r, NULL);
@@ -239,7 +239,7 @@ static void test_bound(void **state)
 }
 
 /* A device that cannot register: an error by default, pageable memory only where it was allowed. */
-static void test_unpinned(void **state)
+TEST(test_unpinned)
 {
     rig r;
     rig_open(&r, NULL);
@@ -297,7 +297,7 @@ static void expect_refusal(rig *r, const kvf_headroom *headroom,
     assert_null(strchr(error.text, '\n'));
 }
 
-static void test_preflight(void **state)
+TEST(test_preflight)
 {
     rig r;
     rig_open(&r, NULL);
@@ -384,7 +384,7 @@ static int populate_refused(int code)
 
 /* By a filter, or by a kernel without it: memory is there all the same. Where there is none, that
  * is the cause. */
-static void test_madvise_refused(void **state)
+TEST(test_madvise_refused)
 {
     static const int codes[] = {EPERM, ENOSYS, EINVAL, EACCES, ENOMEM};
     if (rig_kind() != KVF_DEVICE_HOST)
@@ -431,7 +431,7 @@ static kvf_host_memory_config scripted(void)
 
 /* On a machine that pins so much at most a line says what the pool has of it; nobody refuses before
  * the driver does. */
-static void test_pin_budget(void **state)
+TEST(test_pin_budget)
 {
     static const uint64_t budgets[] = {UINT64_MAX, 16 * MIB, 2 * MIB};
     rig r;
@@ -464,7 +464,7 @@ static void write_text(const char *path, const char *text)
     assert_int_equal(fclose(file), 0);
 }
 
-static void test_pin_budget_of_a_machine(void **state)
+TEST(test_pin_budget_of_a_machine)
 {
     char folder[] = "/tmp/kvf-pin-XXXXXX", release[64], memory[64];
     assert_non_null(mkdtemp(folder));
@@ -498,7 +498,7 @@ static void expect_end(rig *r, const kvf_host_memory_config *config, uint32_t lo
 }
 
 /* There was enough at first, and others took it. */
-static void test_others_take_memory(void **state)
+TEST(test_others_take_memory)
 {
     rig r;
     rig_open(&r, NULL);
@@ -528,7 +528,7 @@ static void test_others_take_memory(void **state)
 }
 
 /* A machine that shows too little may get more: that is tried for a device with its own memory. */
-static void test_memory_that_comes(void **state)
+TEST(test_memory_that_comes)
 {
     rig r;
     rig_open(&r, NULL);
@@ -560,7 +560,7 @@ static void test_memory_that_comes(void **state)
     rig_close(&r);
 }
 
-static void test_headroom_of_this_machine(void **state)
+TEST(test_headroom_of_this_machine)
 {
     kvf_headroom h;
     kvf_headroom_read(NULL, -1, &h);
@@ -583,7 +583,7 @@ static uint64_t read_tree(const rig_tree *t, const char **file)
     return kvf_cgroup_headroom(proc, sys, file);
 }
 
-static void test_cgroup_v2(void **state)
+TEST(test_cgroup_v2)
 {
     const char *file;
     rig_tree t = {.root = "/tmp/kvf-cgroup-XXXXXX"};
@@ -609,7 +609,7 @@ static void test_cgroup_v2(void **state)
 }
 
 /* A virtual machine that shows 8 GiB, of which 6 are free, and gets more as it uses them. */
-static void test_memory_that_grows(void **state)
+TEST(test_memory_that_grows)
 {
     rig r;
     char proc[128];
@@ -639,7 +639,7 @@ static void test_memory_that_grows(void **state)
     rig_tree_remove(&t);
 }
 
-static void test_cgroup_v1(void **state)
+TEST(test_cgroup_v1)
 {
     const char *file;
     rig_tree t = {.root = "/tmp/kvf-cgroup-XXXXXX"};
@@ -671,7 +671,7 @@ static uint64_t read_cpus(const rig_tree *t)
     return kvf_cgroup_cpus(proc, sys);
 }
 
-static void test_cpu_quota_v2(void **state)
+TEST(test_cpu_quota_v2)
 {
     rig_tree t = {.root = "/tmp/kvf-cgroup-XXXXXX"};
     assert_non_null(mkdtemp(t.root));
@@ -692,7 +692,7 @@ static void test_cpu_quota_v2(void **state)
     rig_tree_remove(&t);
 }
 
-static void test_cpu_quota_v1(void **state)
+TEST(test_cpu_quota_v1)
 {
     rig_tree t = {.root = "/tmp/kvf-cgroup-XXXXXX"};
     assert_non_null(mkdtemp(t.root));
@@ -712,7 +712,7 @@ static void test_cpu_quota_v1(void **state)
 }
 
 /* One per core, as far as the quota goes; at least one. */
-static void test_threads_under_a_quota(void **state)
+TEST(test_threads_under_a_quota)
 {
     static const struct {
         uint64_t quota;
@@ -723,14 +723,4 @@ static void test_threads_under_a_quota(void **state)
         const kvf_topology t = {.core_count = cases[i].cores, .cpu_quota = cases[i].quota};
         assert_int_equal(kvf_topology_threads(&t), cases[i].threads);
     }
-}
-
-int main(void)
-{
-    return unit_run(test_tiers, test_degraded, test_arenas, test_resident_size, test_on_demand,
-                    test_bound, test_unpinned, test_preflight, test_madvise_refused,
-                    test_others_take_memory, test_memory_that_comes, test_pin_budget,
-                    test_pin_budget_of_a_machine, test_headroom_of_this_machine,
-                    test_memory_that_grows, test_cgroup_v2, test_cgroup_v1, test_cpu_quota_v2,
-                    test_cpu_quota_v1, test_threads_under_a_quota);
 }

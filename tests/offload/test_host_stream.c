@@ -119,7 +119,7 @@ static void run_on_streams(rig *r, const step *program, cell *cells)
         r->ops->stream_destroy(streams[i]);
 }
 
-static void test_random_program(void **state)
+TEST(test_random_program)
 {
     static step program[PROGRAM];
     static cell expected[CELLS];
@@ -159,7 +159,7 @@ static void pass_gate(const void *raw, uint32_t task)
 }
 
 /* An event recorded again elsewhere still holds back those who waited for its first record. */
-static void test_event_recorded_again(void **state)
+TEST(test_event_recorded_again)
 {
     rig r;
     rig_open(&r, NULL);
@@ -199,7 +199,7 @@ static void test_event_recorded_again(void **state)
 }
 
 /* More entries than the queue holds: the caller is held back, nothing is lost or reordered. */
-static void test_full_queue(void **state)
+TEST(test_full_queue)
 {
     rig r;
     rig_open(&r, NULL);
@@ -228,7 +228,7 @@ static void count_task(const void *raw, uint32_t task)
 }
 
 /* Several streams share the team: every task of every launch runs exactly once. */
-static void test_tasks_run_once(void **state)
+TEST(test_tasks_run_once)
 {
     enum { TASKS = 97, LAUNCHES = 200 };
     static atomic_uint counts[STREAMS][TASKS];
@@ -255,7 +255,7 @@ static void test_tasks_run_once(void **state)
     rig_close(&r);
 }
 
-static void test_launch_of_nothing(void **state)
+TEST(test_launch_of_nothing)
 {
     rig r;
     rig_open(&r, NULL);
@@ -269,7 +269,7 @@ static void test_launch_of_nothing(void **state)
 }
 
 /* An error sticks, skips later work, travels along events, and nobody waits forever. */
-static void test_error_is_sticky(void **state)
+TEST(test_error_is_sticky)
 {
     rig r;
     rig_open(&r, NULL);
@@ -300,7 +300,7 @@ static void test_error_is_sticky(void **state)
     rig_close(&r);
 }
 
-static void test_device_memory(void **state)
+TEST(test_device_memory)
 {
     rig r;
     rig_open(&r, NULL);
@@ -336,7 +336,7 @@ static void test_device_memory(void **state)
 }
 
 /* Past the cache or not: the same bytes, at any size and alignment, and not one more. */
-static void test_copy_through(void **state)
+TEST(test_copy_through)
 {
     enum { SIZE = 70000 };
     rig r;
@@ -364,11 +364,4 @@ static void test_copy_through(void **state)
     r.ops->memory_free(r.device, to);
     r.ops->stream_destroy(stream);
     rig_close(&r);
-}
-
-int main(void)
-{
-    return unit_run(test_random_program, test_event_recorded_again, test_full_queue,
-                    test_tasks_run_once, test_launch_of_nothing, test_error_is_sticky,
-                    test_device_memory, test_copy_through);
 }

@@ -47,7 +47,7 @@ static void tell_place(const void *raw, uint32_t task)
 }
 
 /* A wait after a call does what was called itself, and rounds as the stream's thread does. */
-static void test_waiter_runs_work(void **state)
+TEST(test_waiter_runs_work)
 {
     rig r;
     rig_open(&r, &(rig_config){.threads = 1});
@@ -85,7 +85,7 @@ static bool is_raised(atomic_int *flag)
 
 /* Work that was left to a waiter happens too where nobody waits, where another stream or a poll
  * does, and where the stream ends. */
-static void test_left_work_happens(void **state)
+TEST(test_left_work_happens)
 {
     enum { NOBODY, STREAM, EVENT, POLL, END, WAYS };
     rig r;
@@ -166,7 +166,7 @@ static bool work_behind_a_waiter_happens(rig *r)
     return by_waiter;
 }
 
-static void test_work_behind_a_waiter(void **state)
+TEST(test_work_behind_a_waiter)
 {
     rig r;
     bool by_waiter = false;
@@ -216,7 +216,7 @@ static void *enqueue_and_wait(void *raw)
 }
 
 /* Waiters of one stream, its worker and each other: entries run one at a time, and all of them. */
-static void test_many_waiters(void **state)
+TEST(test_many_waiters)
 {
     for (uint32_t seed = 0; seed < 3; seed++) {
         rig r;
@@ -246,7 +246,7 @@ static void test_many_waiters(void **state)
 }
 
 /* An error of what a waiter runs is that of the stream. */
-static void test_error_of_left_work(void **state)
+TEST(test_error_of_left_work)
 {
     rig r;
     rig_open(&r, NULL);
@@ -261,10 +261,4 @@ static void test_error_of_left_work(void **state)
     r.ops->memory_free(r.device, bytes);
     r.ops->stream_destroy(stream);
     rig_close(&r);
-}
-
-int main(void)
-{
-    return unit_run(test_waiter_runs_work, test_left_work_happens, test_work_behind_a_waiter,
-                    test_many_waiters, test_error_of_left_work);
 }

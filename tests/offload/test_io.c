@@ -69,7 +69,7 @@ static uint32_t cut(rig_random *r, char *memory, struct iovec *pieces)
     return count;
 }
 
-static void engines_move_the_same_bytes(void **state)
+TEST(engines_move_the_same_bytes)
 {
     if (kvf_checksum_bytes() == 0)
         skip();
@@ -108,7 +108,7 @@ static void engines_move_the_same_bytes(void **state)
     close_context(context);
 }
 
-static void a_full_queue_takes_nothing(void **state)
+TEST(a_full_queue_takes_nothing)
 {
     kvf_context *context = open_context();
     for (int which = 0; which < 2; which++) {
@@ -155,7 +155,7 @@ static void note(void *user, int level, const char *line)
     *(int *)user += strstr(line, "one request at a time") != NULL;
 }
 
-static void refused_by_the_hook(void **state)
+TEST(refused_by_the_hook)
 {
     int notes = 0;
     kvf_context *context = NULL;
@@ -225,7 +225,7 @@ static void in_a_child(void (*refuse)(void), const char *wanted)
     assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
 
-static void refused_by_the_system(void **state)
+TEST(refused_by_the_system)
 {
     in_a_child(refuse_making, "preadv");
     in_a_child(refuse_entering, "preadv");
@@ -235,7 +235,7 @@ static void refused_by_the_system(void **state)
 
 /* ---- new files ---- */
 
-static void whole_or_not_at_all(void **state)
+TEST(whole_or_not_at_all)
 {
     char folder[] = "/tmp/kvf-new-XXXXXX", path[64], before[] = "old", after[8] = "";
     kvf_context *context = open_context();
@@ -271,7 +271,7 @@ static void whole_or_not_at_all(void **state)
 }
 
 /* Whoever could read or write the old file can do so with the new one, by the same names. */
-static void stays_whose_it_was(void **state)
+TEST(stays_whose_it_was)
 {
     char folder[] = "/tmp/kvf-owner-XXXXXX", path[64], link[64], other[64];
     kvf_context *context = open_context();
@@ -309,7 +309,7 @@ static void stays_whose_it_was(void **state)
 }
 
 /* The name under which it is written is cut where it would be too long. */
-static void names_of_any_length(void **state)
+TEST(names_of_any_length)
 {
     char folder[] = "/tmp/kvf-names-XXXXXX", path[400];
     kvf_context *context = open_context();
@@ -352,7 +352,7 @@ static int limited(void)
     return 0;
 }
 
-static void a_limit_of_file_sizes_is_named(void **state)
+TEST(a_limit_of_file_sizes_is_named)
 {
     int ended;
     const pid_t child = fork();
@@ -364,7 +364,7 @@ static void a_limit_of_file_sizes_is_named(void **state)
 }
 
 /* The access list of a shared folder's file; where the file system has such lists. */
-static void keeps_access_lists(void **state)
+TEST(keeps_access_lists)
 {
     /* user::rw-, user:12:rw-, group::r--, mask::rw-, other::--- */
     static const uint32_t list[] = {2,          0x00060001, UINT32_MAX, 0x00060002,
@@ -388,11 +388,4 @@ static void keeps_access_lists(void **state)
     close_context(context);
     if (!has_lists)
         skip();
-}
-
-int main(void)
-{
-    return unit_run(engines_move_the_same_bytes, a_full_queue_takes_nothing, refused_by_the_hook,
-                    refused_by_the_system, whole_or_not_at_all, stays_whose_it_was,
-                    names_of_any_length, a_limit_of_file_sizes_is_named, keeps_access_lists);
 }

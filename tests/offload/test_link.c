@@ -57,7 +57,7 @@ static void assert_times(const kvf_link_times *t, int is_there)
     assert_int_equal(t->max_ns > 0, is_there);
 }
 
-static void test_methods(void **state)
+TEST(test_methods)
 {
     link_rig l;
     open_link(&l);
@@ -91,7 +91,7 @@ static void test_methods(void **state)
     close_link(&l);
 }
 
-static void test_kinds(void **state)
+TEST(test_kinds)
 {
     link_rig l;
     open_link(&l);
@@ -125,7 +125,7 @@ static void test_kinds(void **state)
 }
 
 /* The pool outlives a case, and is made anew where a case asks for another. */
-static void test_pool(void **state)
+TEST(test_pool)
 {
     link_rig l;
     kvf_link_result r;
@@ -145,7 +145,7 @@ static void test_pool(void **state)
 }
 
 /* A byte that is not what it should be is found, wherever it is. */
-static void test_wrong_bytes(void **state)
+TEST(test_wrong_bytes)
 {
     link_rig l;
     kvf_link_result r;
@@ -179,7 +179,7 @@ static kvf_status measure_row(void *user, char *change, size_t size, kvf_error *
     return status;
 }
 
-static void test_bad_cases(void **state)
+TEST(test_bad_cases)
 {
     link_rig l;
     kvf_link_result r;
@@ -195,7 +195,7 @@ static void test_bad_cases(void **state)
 }
 
 /* Ids are in the pool; uniform ones are distinct; runs are runs; zipf prefers few. */
-static void test_patterns(void **state)
+TEST(test_patterns)
 {
     static uint32_t ids[4096], seen[5000];
     uint64_t random = 5;
@@ -224,7 +224,7 @@ static void test_patterns(void **state)
     }
 }
 
-static void test_numbers(void **state)
+TEST(test_numbers)
 {
     kvf_link_line line;
     double x[50], y[50];
@@ -261,7 +261,7 @@ static void test_numbers(void **state)
 }
 
 /* Whatever is refused, a case fails with a status and leaves nothing. */
-static void test_faults(void **state)
+TEST(test_faults)
 {
     link_rig l;
     open_link(&l);
@@ -288,10 +288,4 @@ static void test_faults(void **state)
     assert_true(refused > 10);
     printf("%llu refusals\n", (unsigned long long)refused);
     close_link(&l);
-}
-
-int main(void)
-{
-    return unit_run(test_methods, test_kinds, test_pool, test_wrong_bytes, test_bad_cases,
-                    test_patterns, test_numbers, test_faults);
 }

@@ -111,7 +111,7 @@ static uint64_t run_faults(kvf_transfer method)
     }
 }
 
-static void test_every_refusal(void **state)
+TEST(test_every_refusal)
 {
     const kvf_transfer methods[] = {KVF_TRANSFER_DIRECT, KVF_TRANSFER_EACH, KVF_TRANSFER_GATHER,
                                     KVF_TRANSFER_MAPPED, KVF_TRANSFER_BATCH};
@@ -124,7 +124,7 @@ static void test_every_refusal(void **state)
 }
 
 /* Three arenas, the register of the last refused: the first two are given back in reverse order. */
-static void test_rollback_of_arenas(void **state)
+TEST(test_rollback_of_arenas)
 {
     rig r;
     rig_open(&r, NULL);
@@ -148,7 +148,7 @@ static void test_rollback_of_arenas(void **state)
     rig_close(&r); /* asserts inside that no registration is left */
 }
 
-static void test_context(void **state)
+TEST(test_context)
 {
     kvf_context *context;
     kvf_allocator half = {.alloc = rig_alloc};
@@ -185,9 +185,4 @@ static void test_context(void **state)
     kvf_device_close(NULL);
     assert_int_equal(context->live_blocks, 0);
     kvf_context_destroy(context);
-}
-
-int main(void)
-{
-    return unit_run(test_every_refusal, test_rollback_of_arenas, test_context);
 }

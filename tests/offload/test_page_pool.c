@@ -54,7 +54,7 @@ static void check_bytes(const kvf_page_pool *pool, kvf_block block)
     assert_int_equal(bytes[BLOCK_BYTES - 1], block.index);
 }
 
-static void test_random(void **state)
+TEST(test_random)
 {
     rig r;
     rig_open(&r, NULL);
@@ -93,7 +93,7 @@ static void test_random(void **state)
 }
 
 /* A fresh pool hands out ascending ids, whose bytes are contiguous. */
-static void test_fresh_order(void **state)
+TEST(test_fresh_order)
 {
     rig r;
     rig_open(&r, NULL);
@@ -113,7 +113,7 @@ static void test_fresh_order(void **state)
 }
 
 /* is_valid sees a damaged free list: a walk that cannot fail would prove nothing. */
-static void test_walk_sees_damage(void **state)
+TEST(test_walk_sees_damage)
 {
     rig r;
     rig_open(&r, NULL);
@@ -135,7 +135,7 @@ static void test_walk_sees_damage(void **state)
     rig_close(&r);
 }
 
-static void test_too_large(void **state)
+TEST(test_too_large)
 {
     rig r;
     rig_open(&r, NULL);
@@ -149,9 +149,4 @@ static void test_too_large(void **state)
     assert_non_null(strstr(rig_error(&r, &error), "1.00 PiB"));
     assert_null(pool.context);
     rig_close(&r);
-}
-
-int main(void)
-{
-    return unit_run(test_random, test_fresh_order, test_walk_sees_damage, test_too_large);
 }

@@ -123,7 +123,7 @@ static uint32_t choose(world *w, uint32_t pages, uint32_t count)
 }
 
 /* Every page that is chosen comes once, and is not chosen away. */
-static void what_fits_stays(void **state)
+TEST(what_fits_stays)
 {
     world w;
     open_world(&w, BLOCKS * PAGES);
@@ -137,7 +137,7 @@ static void what_fits_stays(void **state)
 }
 
 /* A working set that is smaller than the cache stays while it is used, though others pass. */
-static void what_is_used_stays(void **state)
+TEST(what_is_used_stays)
 {
     world w;
     open_world(&w, 2 * KVF_SLOT_WAYS);
@@ -150,7 +150,7 @@ static void what_is_used_stays(void **state)
     close_world(&w);
 }
 
-static void shapes(void **state)
+TEST(shapes)
 {
     rig r;
     rig_open(&r, NULL);
@@ -167,9 +167,4 @@ static void shapes(void **state)
     bad.slot_bytes = (size_t)1 << 20;
     assert_int_equal(kvf_residency_create(&bad, &made), KVF_OUT_OF_DEVICE_MEMORY);
     rig_close(&r);
-}
-
-int main(void)
-{
-    return unit_run(what_fits_stays, what_is_used_stays, shapes);
 }

@@ -37,7 +37,7 @@ static void await_count(const void *raw, uint32_t task)
  * most depth are out, try_reserve is busy exactly when the next one is. Completion is let through
  * one chunk at a time.
  */
-static void test_against_model(void **state)
+TEST(test_against_model)
 {
     for (uint32_t depth = 1; depth <= 4; depth++) {
         rig_random random = rig_seed("staging model", depth);
@@ -95,7 +95,7 @@ static void test_against_model(void **state)
 }
 
 /* A writer ahead of a slow, pausing stream: everything arrives, in order, through any depth. */
-static void test_bytes_arrive(void **state)
+TEST(test_bytes_arrive)
 {
     enum { CHUNKS = 120 };
     static unsigned char arrived[CHUNKS][CHUNK];
@@ -122,9 +122,4 @@ static void test_bytes_arrive(void **state)
         kvf_staging_destroy(staging);
         rig_close(&r);
     }
-}
-
-int main(void)
-{
-    return unit_run(test_against_model, test_bytes_arrive);
 }

@@ -69,7 +69,7 @@ static void read_tree(kvf_topology *t)
 
 /* ---- this machine ---- */
 
-static void this_machine(void **state)
+TEST(this_machine)
 {
     kvf_topology t;
     RIG_OK(kvf_topology_read(context, NULL, &t));
@@ -89,7 +89,7 @@ static void count_warnings(void *user, int level, const char *line)
 }
 
 /* A kernel that may have more than 1,024 CPUs refuses smaller sets; or a sandbox refuses all. */
-static void sets_that_are_refused(void **state)
+TEST(sets_that_are_refused)
 {
     kvf_topology t;
     RIG_OK(kvf_topology_read(context, NULL, &t));
@@ -116,7 +116,7 @@ static void sets_that_are_refused(void **state)
 }
 
 /* Variables that other libraries believe. */
-static void variables_that_lie(void **state)
+TEST(variables_that_lie)
 {
     kvf_topology t, other;
     RIG_OK(kvf_topology_read(context, NULL, &t));
@@ -134,7 +134,7 @@ static void variables_that_lie(void **state)
 
 /* Two sockets of three cores with two threads each; CPU 4, of a core that goes on with CPU 10, is
  * offline. */
-static void two_sockets(void **state)
+TEST(two_sockets)
 {
     kvf_topology t;
     open_tree();
@@ -162,7 +162,7 @@ static void two_sockets(void **state)
 
 /* More than 1,024 CPUs and 64 nodes, with numbers that leave some out; the last has memory alone.
  */
-static void a_large_machine(void **state)
+TEST(a_large_machine)
 {
     enum { NODES = 300, EACH = 7 };
     kvf_topology t;
@@ -186,7 +186,7 @@ static void a_large_machine(void **state)
 }
 
 /* No nodes, or nodes that leave CPUs out, or nonsense: one node of which nothing is known. */
-static void no_numa_information(void **state)
+TEST(no_numa_information)
 {
     static const char *const lists[] = {NULL, "0\n", "1-0\n", "0-99999999\n", "none\n", ""};
     for (size_t i = 0; i < sizeof lists / sizeof *lists; i++) {
@@ -205,7 +205,7 @@ static void no_numa_information(void **state)
 }
 
 /* -1 means unknown, and so does a node that does not exist. */
-static void node_of_a_device(void **state)
+TEST(node_of_a_device)
 {
     static const char *const texts[] = {"-1\n", "9\n", "0\n", "1\n", "x\n"};
     static const int32_t expected[] = {-1, -1, 0, 1, -1};
@@ -220,9 +220,4 @@ static void node_of_a_device(void **state)
     rig_tree_remove(&tree);
 }
 
-int main(void)
-{
-    return unit_run_around(open_context, close_context, this_machine, sets_that_are_refused,
-                           variables_that_lie, two_sockets, a_large_machine, no_numa_information,
-                           node_of_a_device);
-}
+TESTS_RUN_BETWEEN(open_context, close_context)

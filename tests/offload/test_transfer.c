@@ -73,7 +73,7 @@ static void run_plan(rig *r, kvf_transfer_config *config, const plan *p)
     transfer_close_memory(r, &m);
 }
 
-static void test_same_bytes(void **state)
+TEST(test_same_bytes)
 {
     static plan p;
     const struct {
@@ -123,7 +123,7 @@ static void test_same_bytes(void **state)
 }
 
 /* The count decides, and only the device knows it: every request finds exactly one method. */
-static void test_choice(void **state)
+TEST(test_choice)
 {
     static plan p;
     const struct {
@@ -153,7 +153,7 @@ static void test_choice(void **state)
 }
 
 /* Without a measurement no thread of the host takes part, whatever the size. */
-static void test_default(void **state)
+TEST(test_default)
 {
     const kvf_transfer_choice usual = kvf_transfer_choice_default();
     for (uint32_t b = 0; b < KVF_TRANSFER_BUCKETS; b++)
@@ -180,7 +180,7 @@ static void hold(const void *raw, uint32_t task)
 }
 
 /* The named limit: requests_max in flight, then busy with nothing queued, then room again. */
-static void test_busy(void **state)
+TEST(test_busy)
 {
     static plan p;
     rig r;
@@ -226,7 +226,7 @@ static void test_busy(void **state)
     rig_close(&r);
 }
 
-static void test_direct(void **state)
+TEST(test_direct)
 {
     rig r;
     kvf_transfer_engine *engine;
@@ -265,9 +265,4 @@ static void test_direct(void **state)
     kvf_transfer_close(engine);
     r.ops->stream_destroy(stream);
     rig_close(&r);
-}
-
-int main(void)
-{
-    return unit_run(test_same_bytes, test_choice, test_default, test_busy, test_direct);
 }

@@ -63,7 +63,7 @@ static void assert_untouched(failing *f, uint32_t q)
 }
 
 /* A count that lies is an error of the stream, not a write out of bounds; the engine goes on. */
-static void test_count_too_large(void **state)
+TEST(test_count_too_large)
 {
     static failing f;
     const kvf_transfer all[] = {KVF_TRANSFER_GATHER, KVF_TRANSFER_EACH, KVF_TRANSFER_BATCH};
@@ -83,7 +83,7 @@ static void test_count_too_large(void **state)
 }
 
 /* With `mapped` the host learns of it when it uses the slot again: a later join fails. */
-static void test_count_too_large_mapped(void **state)
+TEST(test_count_too_large_mapped)
 {
     static failing f;
     open_failing(&f, KVF_TRANSFER_MAPPED, 19);
@@ -101,7 +101,7 @@ static void test_count_too_large_mapped(void **state)
 }
 
 /* Workers that are gone in the middle of a request, at every chunk of it. */
-static void test_gather_fails(void **state)
+TEST(test_gather_fails)
 {
     static failing f;
     for (uint64_t at = 1; at <= 3; at++) {
@@ -125,7 +125,7 @@ static void test_gather_fails(void **state)
 }
 
 /* A failure that nobody joined before its slot was used again is not forgotten. */
-static void test_late_join(void **state)
+TEST(test_late_join)
 {
     static failing f;
     uint32_t ticket;
@@ -147,7 +147,7 @@ static void test_late_join(void **state)
 }
 
 /* An address that is no page of the pool is never read. */
-static void test_page_outside(void **state)
+TEST(test_page_outside)
 {
     static failing f;
     static char stray[4096];
@@ -167,7 +167,7 @@ static void test_page_outside(void **state)
 }
 
 /* Requests that nobody joins are finished before the engine goes. */
-static void test_close_in_flight(void **state)
+TEST(test_close_in_flight)
 {
     static failing f;
     const kvf_transfer all[] = {KVF_TRANSFER_GATHER, KVF_TRANSFER_EACH, KVF_TRANSFER_MAPPED};
@@ -191,7 +191,7 @@ static void test_close_in_flight(void **state)
 
 /* Functions that only a recording device has: `mapped` goes into a graph, and each run moves what
  * the lists name then; the others are refused and leave the recording whole. */
-static void test_recording(void **state)
+TEST(test_recording)
 {
     static failing f;
     kvf_device_properties properties;
@@ -242,10 +242,4 @@ static void test_recording(void **state)
         assert_int_equal(atomic_load(&f.wrong), 0);
         close_failing(&f);
     }
-}
-
-int main(void)
-{
-    return unit_run(test_count_too_large, test_count_too_large_mapped, test_gather_fails,
-                    test_late_join, test_page_outside, test_close_in_flight, test_recording);
 }

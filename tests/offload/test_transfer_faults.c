@@ -174,7 +174,7 @@ static uint64_t fail_each(kvf_transfer method, int is_sticky)
     }
 }
 
-static void test_every_call(void **state)
+TEST(test_every_call)
 {
     const kvf_transfer methods[] = {KVF_TRANSFER_GATHER, KVF_TRANSFER_EACH, KVF_TRANSFER_MAPPED,
                                     KVF_TRANSFER_BATCH, KVF_TRANSFER_AUTO};
@@ -186,15 +186,10 @@ static void test_every_call(void **state)
 }
 
 /* After that nothing works, but everything returns. */
-static void test_lost(void **state)
+TEST(test_lost)
 {
     const kvf_transfer methods[] = {KVF_TRANSFER_GATHER, KVF_TRANSFER_MAPPED, KVF_TRANSFER_AUTO};
     for (size_t m = 0; m < sizeof methods / sizeof *methods; m++)
         printf("%s: lost %llu times\n", kvf_transfer_name(methods[m]),
                (unsigned long long)fail_each(methods[m], 1));
-}
-
-int main(void)
-{
-    return unit_run(test_every_call, test_lost);
 }

@@ -75,7 +75,7 @@ static uint64_t write_back(rig *r, both_sides *s, const uint32_t *from, const ui
     return copies;
 }
 
-static void test_merges(void **state)
+TEST(test_merges)
 {
     rig r;
     both_sides s;
@@ -94,7 +94,7 @@ static void test_merges(void **state)
     rig_close(&r);
 }
 
-static void test_splits(void **state)
+TEST(test_splits)
 {
     rig r;
     both_sides s;
@@ -109,7 +109,7 @@ static void test_splits(void **state)
     rig_close(&r);
 }
 
-static void test_random(void **state)
+TEST(test_random)
 {
     rig r;
     both_sides s;
@@ -130,9 +130,4 @@ static void test_random(void **state)
     }
     close_sides(&r, &s);
     rig_close(&r);
-}
-
-int main(void)
-{
-    return unit_run(test_merges, test_splits, test_random);
 }

@@ -30,7 +30,7 @@ static kvf_prune_config config_of(const char *name)
 
 /* ---- registry and defaults ---- */
 
-static void finds_all_by_name(void **state)
+TEST(finds_all_by_name)
 {
     static const char *const names[] = {"full",      "streaming",    "h2o",       "snapkv",
                                         "pyramidkv", "pyramidinfer", "gemfilter", "fastkv",
@@ -49,7 +49,7 @@ static void finds_all_by_name(void **state)
     assert_null(kvf_prune_policy_find("snapkv2"));
 }
 
-static void has_sound_defaults(void **state)
+TEST(has_sound_defaults)
 {
     kvf_error error = {0};
     for (uint32_t i = 0; kvf_prune_policy_at(i); i++) {
@@ -161,7 +161,7 @@ static kvf_status check_row(void *user, char *change, size_t size, kvf_error *er
     return status;
 }
 
-static void refuses_bad_settings(void **state)
+TEST(refuses_bad_settings)
 {
     refusals_check(&(refusals){.path = "tests/prune/policies.refusals", .call = check_row});
 }
@@ -175,7 +175,7 @@ static void expect_size(const kvf_prune_config *config, const char *format, size
                     text);
 }
 
-static void refuses_other_sizes(void **state)
+TEST(refuses_other_sizes)
 {
     uint32_t calls = 0;
     kvf_prune_config config = config_of("fastkv");
@@ -194,7 +194,7 @@ static void refuses_other_sizes(void **state)
                 0);
 }
 
-static void takes_what_fits_together(void **state)
+TEST(takes_what_fits_together)
 {
     uint32_t calls = 0;
     kvf_prune_config config = config_of("fastkv");
@@ -225,7 +225,7 @@ static void expect_problem(const kvf_prune_settings *settings, uint32_t tokens, 
         fail_msg("%u tokens: '%s' is not '%s'", tokens, problem ? problem : "nothing", says);
 }
 
-static void knows_prompts_that_are_too_short(void **state)
+TEST(knows_prompts_that_are_too_short)
 {
     kvf_prune_settings s = config_of("fastkv").settings;
     expect_problem(&s, 7,
@@ -255,7 +255,7 @@ static void knows_prompts_that_are_too_short(void **state)
 
 /* ---- numbers worked out by hand ---- */
 
-static void shares_are_what_they_are_written_as(void **state)
+TEST(shares_are_what_they_are_written_as)
 {
     /* 10 * 0.7f is 6.99999988; 0.7 in decimals gives 7. 0.29 * 100 is 28.999999999999996. */
     assert_int_equal(kvf_share_count(10, kvf_share_value(0.7f)), 7);
@@ -273,7 +273,7 @@ static void shares_are_what_they_are_written_as(void **state)
 }
 
 /* C = capacity - 8, mn = C / 20, mx = 2 C - mn, but at most n - 8; step = (mx - mn) / (L - 1). */
-static void pyramidkv_budgets_are_the_formulas(void **state)
+TEST(pyramidkv_budgets_are_the_formulas)
 {
     static const struct {
         uint32_t n, capacity, layers, layer, count;
@@ -360,7 +360,7 @@ static void fill_row(float *row, uint32_t n, uint32_t kind, uint64_t *seed)
 
 #define ROW_MAX 300u
 
-static void chooses_as_a_sort_would(void **state)
+TEST(chooses_as_a_sort_would)
 {
     uint64_t seed = 71;
     printf("chooses_as_a_sort_would: seed %u\n", (unsigned)seed);
@@ -389,7 +389,7 @@ static void chooses_as_a_sort_would(void **state)
     }
 }
 
-static void keys_order_like_scores(void **state)
+TEST(keys_order_like_scores)
 {
     static const float rising[] = {-INFINITY, -3e38f, -1.0f, -1e-45f, 0.0f,
                                    1e-45f,    1.0f,   3e38f, INFINITY};
@@ -399,12 +399,4 @@ static void keys_order_like_scores(void **state)
     assert_true(kvf_choose_key(NAN) < kvf_choose_key(-INFINITY));
     assert_true(kvf_choose_key(-NAN) < kvf_choose_key(-INFINITY));
     assert_true(kvf_choose_key(INFINITY) < UINT32_MAX);
-}
-
-int main(void)
-{
-    return unit_run(finds_all_by_name, has_sound_defaults, refuses_bad_settings,
-                    refuses_other_sizes, takes_what_fits_together, knows_prompts_that_are_too_short,
-                    shares_are_what_they_are_written_as, pyramidkv_budgets_are_the_formulas,
-                    chooses_as_a_sort_would, keys_order_like_scores);
 }

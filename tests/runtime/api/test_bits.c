@@ -84,7 +84,7 @@ static const struct {
 };
 
 /* Prompts, too, where they have the same chunks, or attend to quantized pages. */
-static void ways_give_the_same_bits(void **state)
+TEST(ways_give_the_same_bits)
 {
     const uint64_t seed = test_seed(101);
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
@@ -120,7 +120,7 @@ static void ways_give_the_same_bits(void **state)
 }
 
 /* Residency decides what moves, never the answer. An exact refresh sees every key. */
-static void slots_do_not_change_bits(void **state)
+TEST(slots_do_not_change_bits)
 {
     const uint64_t seed = test_seed(109);
     static const uint64_t bytes[] = {0, 1 << 30};
@@ -162,7 +162,7 @@ static uint32_t cpu_isa(uint32_t mask)
 
 /* One instruction set twice: the same bits. Two of them: the same to rounding (at full budget,
  * where rounding cannot change a choice). */
-static void instruction_sets_agree(void **state)
+TEST(instruction_sets_agree)
 {
     const uint64_t seed = test_seed(113);
     if (test_on_cuda()) {
@@ -200,9 +200,4 @@ static void instruction_sets_agree(void **state)
         test_trace_free(&first);
     }
     test_trace_free(&reference);
-}
-
-int main(void)
-{
-    return unit_run(ways_give_the_same_bits, slots_do_not_change_bits, instruction_sets_agree);
 }

@@ -117,18 +117,18 @@ static void check_threads(uint32_t is_by_stream, uint32_t rounds)
     kvf_runtime_close(runtime);
 }
 
-static void threads_read_their_own_errors(void **state)
+TEST(threads_read_their_own_errors)
 {
     check_threads(0, 20000);
 }
 
-static void errors_of_streams_reach_who_waits_for_them(void **state)
+TEST(errors_of_streams_reach_who_waits_for_them)
 {
     check_threads(1, 40);
 }
 
 /* A runtime at the address of one that was closed has no error from then. */
-static void errors_end_with_their_runtime(void **state)
+TEST(errors_end_with_their_runtime)
 {
     void *p = NULL;
     for (uint32_t i = 0; i < 8; i++) {
@@ -320,14 +320,14 @@ static void check_family(const kvf_cache_config *cc)
     free(beside);
 }
 
-static void a_child_finds_its_handles_dead(void **state)
+TEST(a_child_finds_its_handles_dead)
 {
     kvf_cache_config cc = test_config_small();
     cc.observe_window = 32;
     check_family(&cc);
 }
 
-static void a_child_leaves_the_disk_tier_alone(void **state)
+TEST(a_child_leaves_the_disk_tier_alone)
 {
     kvf_cache_config cc = test_config_small();
     cc.observe_window = 32;
@@ -347,7 +347,7 @@ static void expect_named(kvf_status status, const char *word)
         fail_msg("no \"%s\" in %s: %s", word, kvf_status_name(status), last->text);
 }
 
-static void streams_that_are_none_are_refused(void **state)
+TEST(streams_that_are_none_are_refused)
 {
     const kvf_cache_config cc = test_config_small();
     const kvf_runtime_config rc = test_runtime_config();
@@ -381,7 +381,7 @@ static void streams_that_are_none_are_refused(void **state)
     test_close(&w, &t);
 }
 
-static void handles_that_are_none_are_refused(void **state)
+TEST(handles_that_are_none_are_refused)
 {
     const kvf_cache_config cc = test_config_small();
     void *p = NULL, *alias = NULL;
@@ -410,7 +410,7 @@ static void handles_that_are_none_are_refused(void **state)
 
 /* ---- closing in another order ---- */
 
-static void what_is_closed_too_early_lives_on(void **state)
+TEST(what_is_closed_too_early_lives_on)
 {
     kvf_cache_config cc = test_config_small();
     float first[256], second[256];
@@ -436,12 +436,4 @@ static void what_is_closed_too_early_lives_on(void **state)
     test_release(f.out);
     test_tokens_free(&f.t);
     kvf_memory_free(f.w.runtime, f.memory); /* the last that was made of the runtime */
-}
-
-int main(void)
-{
-    return unit_run(threads_read_their_own_errors, errors_of_streams_reach_who_waits_for_them,
-                    errors_end_with_their_runtime, a_child_finds_its_handles_dead,
-                    a_child_leaves_the_disk_tier_alone, streams_that_are_none_are_refused,
-                    handles_that_are_none_are_refused, what_is_closed_too_early_lives_on);
 }

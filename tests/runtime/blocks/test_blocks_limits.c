@@ -15,7 +15,7 @@
 
 /* ---- mistakes ---- */
 
-static void mistakes_cost_a_row(void **state)
+TEST(mistakes_cost_a_row)
 {
     rig r;
     rig_open_two(&r);
@@ -44,7 +44,7 @@ static void mistakes_cost_a_row(void **state)
     rig_close(&r);
 }
 
-static void a_row_of_length_zero_is_none(void **state)
+TEST(a_row_of_length_zero_is_none)
 {
     rig r;
     rig_open_two(&r);
@@ -62,7 +62,7 @@ static void a_row_of_length_zero_is_none(void **state)
     rig_close(&r);
 }
 
-static void a_token_that_is_not_finite_costs_its_rows(void **state)
+TEST(a_token_that_is_not_finite_costs_its_rows)
 {
     rig r;
     rig_open_two(&r);
@@ -84,7 +84,7 @@ static void a_token_that_is_not_finite_costs_its_rows(void **state)
 }
 
 /* Queries before it do not see it: the outputs, and so what other rows share, are as ever. */
-static void a_chunk_keeps_what_comes_before_a_bad_token(void **state)
+TEST(a_chunk_keeps_what_comes_before_a_bad_token)
 {
     rig r;
     rig_open_two(&r);
@@ -124,7 +124,7 @@ static void a_chunk_keeps_what_comes_before_a_bad_token(void **state)
 
 /* More than a launch takes, and one without queries, whose length nobody looks at: outputs are
  * those of a call for each. */
-static void chunks_of_many_rows_are_single_ones(void **state)
+TEST(chunks_of_many_rows_are_single_ones)
 {
     enum { ROWS = KVF_CHUNKS_MAX + 3, EMPTY = 4, QUERIES = 3 };
     uint32_t starts[ROWS + 1] = {0}, contexts[ROWS], tokens = 0;
@@ -180,7 +180,7 @@ static void chunks_of_many_rows_are_single_ones(void **state)
 /* For one query: a step that attends to everything has the sum of weights of a chunk, and so have
  * streaming heads; one within a budget has a part of it. Both add floats in an order of their own:
  * 1e-4 of a logarithm below 10. */
-static void a_chunk_tells_what_share_a_step_has(void **state)
+TEST(a_chunk_tells_what_share_a_step_has)
 {
     static const uint8_t some_stream[] = {1, 0, 0, 1};
     for (uint32_t is_full = 0; is_full < 3; is_full++) {
@@ -213,7 +213,7 @@ static void a_chunk_tells_what_share_a_step_has(void **state)
     }
 }
 
-static void bad_slots_are_left_out(void **state)
+TEST(bad_slots_are_left_out)
 {
     rig r;
     rig_open_two(&r);
@@ -235,7 +235,7 @@ static void bad_slots_are_left_out(void **state)
     rig_close(&r);
 }
 
-static void a_chunk_of_another_length_is_bad(void **state)
+TEST(a_chunk_of_another_length_is_bad)
 {
     rig r;
     rig_open_two(&r);
@@ -256,13 +256,12 @@ static void a_chunk_of_another_length_is_bad(void **state)
 }
 
 /* A layer's tails are as long as its own window. */
-static void rows_take_what_windows_need(void **state)
+TEST(rows_take_what_windows_need)
 {
     static const uint32_t windows[][RIG_LAYERS] = {{50, 50}, {50, 13}, {13, 50}, {13, 13}};
     const kvf_runtime_config rc = test_runtime_config();
     kvf_blocks_plan plan[4];
     kvf_runtime *runtime = NULL;
-    (void)state;
     test_expect(NULL, test_runtime_open(&rc, &runtime, NULL), KVF_OK);
     for (uint32_t i = 0; i < 4; i++) {
         kvf_blocks_config bc = rig_coarse_config();
@@ -289,7 +288,6 @@ static kvf_status open_row(void *user, char *change, size_t size, kvf_error *err
     uint8_t *mask = test_alloc(sizeof rig_kinds);
     uint32_t *windows = test_alloc(sizeof rig_kinds * sizeof *windows);
     const uint64_t live = runtime->context->live_bytes;
-    (void)size;
     for (char *field = change, *next; field; field = next) {
         const char *value = refusals_part(field, &next);
         if (strcmp(field, "layer_windows") == 0)
@@ -320,7 +318,7 @@ static kvf_status open_row(void *user, char *change, size_t size, kvf_error *err
     return status;
 }
 
-static void what_has_no_home_is_refused(void **state)
+TEST(what_has_no_home_is_refused)
 {
     kvf_runtime *runtime = test_runtime();
     refusals_check(&(refusals){
@@ -337,7 +335,6 @@ static kvf_status call_row(void *user, char *change, size_t size, kvf_error *err
     kvf_blocks_rows rows = rig_last_tokens(r);
     uint32_t starts[] = {0, 1, 2}, contexts[] = {0, 0}, from = 0, to = 1;
     kvf_status status = KVF_OK;
-    (void)size;
     if (strncmp(change, "put ", 4) == 0) {
         put.layer = strcmp(change, "put layer 2") == 0 ? 2 : 0;
         put.k = strcmp(change, "put k NULL") == 0 ? NULL : put.k;
@@ -381,7 +378,7 @@ static kvf_status call_row(void *user, char *change, size_t size, kvf_error *err
     return status;
 }
 
-static void bad_arguments_are_named(void **state)
+TEST(bad_arguments_are_named)
 {
     rig r;
     rig_open_two(&r);
@@ -406,7 +403,7 @@ static kvf_status open_kinds(void *user, kvf_error *error)
     return status;
 }
 
-static void open_survives_every_failure(void **state)
+TEST(open_survives_every_failure)
 {
     kvf_runtime_config rc = test_runtime_config();
     kvf_runtime *runtime = NULL;
@@ -417,9 +414,8 @@ static void open_survives_every_failure(void **state)
 }
 
 /* A handle that was just opened holds what was planned, or little of it. */
-static void memory_on_demand_is_not_there_at_first(void **state)
+TEST(memory_on_demand_is_not_there_at_first)
 {
-    (void)state;
     kvf_runtime *runtime = test_runtime();
     for (uint32_t on_demand = 0; kvf_runtime_device(runtime) == KVF_DEVICE_HOST && on_demand < 2;
          on_demand++) {
@@ -437,14 +433,4 @@ static void memory_on_demand_is_not_there_at_first(void **state)
         kvf_blocks_close(blocks);
     }
     kvf_runtime_close(runtime);
-}
-
-int main(void)
-{
-    return unit_run(mistakes_cost_a_row, rows_take_what_windows_need, a_row_of_length_zero_is_none,
-                    a_token_that_is_not_finite_costs_its_rows, bad_slots_are_left_out,
-                    a_chunk_of_another_length_is_bad, a_chunk_keeps_what_comes_before_a_bad_token,
-                    a_chunk_tells_what_share_a_step_has, chunks_of_many_rows_are_single_ones,
-                    what_has_no_home_is_refused, bad_arguments_are_named,
-                    open_survives_every_failure, memory_on_demand_is_not_there_at_first);
 }

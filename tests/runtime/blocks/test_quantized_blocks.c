@@ -41,7 +41,7 @@ static void expect_outputs_of(rig *r, const rig *from)
 }
 
 /* Whatever the ids, the regions, the chunks, the method, the threads, and what is resident. */
-static void outputs_follow_from_tokens_alone(void **state)
+TEST(outputs_follow_from_tokens_alone)
 {
     static const kvf_dtype dtypes[] = {KVF_BF16, KVF_FP32, KVF_FP16, KVF_BF16};
     const uint8_t *const masks[] = {rig_all_kinds, NULL, rig_kinds, NULL};
@@ -92,7 +92,7 @@ static kvf_blocks_plan plan_of(kvf_runtime *runtime, kvf_pages pages, uint32_t p
 /* For heads of 128 in bf16: 896 and 1,088 bytes for the 2,048 of a page of 4, and the more in
  * slots; window and sink, codes and what of a block is on the device stay, and there is room for
  * one row in full precision. */
-static void a_block_takes_less_memory(void **state)
+TEST(a_block_takes_less_memory)
 {
     const kvf_blocks_config bc = rig_config();
     const uint64_t row = 2 * 2 * 128 * sizeof(uint16_t) * (RIG_TOKENS + 31) / 32 * 32;
@@ -111,8 +111,10 @@ static void a_block_takes_less_memory(void **state)
 }
 
 /* Kernels of a GPU dequantize one type and three sizes of heads. */
-static void what_a_gpu_does_not_dequantize_is_refused(void **state)
+TEST(what_a_gpu_does_not_dequantize_is_refused)
 {
+    if (!test_on_cuda())
+        return;
     kvf_runtime *runtime = test_runtime();
     kvf_blocks_plan plan;
     for (uint32_t i = 0; i < 2; i++) {
@@ -126,12 +128,4 @@ static void what_a_gpu_does_not_dequantize_is_refused(void **state)
             strstr(error.text, i ? "head_dim 64, 128 and 192, not 96" : "dtype = bf16 only"));
     }
     kvf_runtime_close(runtime);
-}
-
-int main(void)
-{
-    const int failed = unit_run(outputs_follow_from_tokens_alone, a_block_takes_less_memory);
-    if (!test_on_cuda())
-        return failed;
-    return failed + unit_run(what_a_gpu_does_not_dequantize_is_refused);
 }

@@ -202,7 +202,7 @@ static void run_history(const kvf_cache_config *cc, uint64_t seed, uint32_t dela
     test_release(h);
 }
 
-static void an_arena_changes_no_bit(void **state)
+TEST(an_arena_changes_no_bit)
 {
     const uint64_t seed = test_seed(811);
     static const struct {
@@ -382,7 +382,7 @@ static void read_with(const char *settings, const reading *how, read_bytes wante
     test_release(got);
 }
 
-static void a_chunk_reads_what_is_on_the_device_there(void **state)
+TEST(a_chunk_reads_what_is_on_the_device_there)
 {
     static const char *const settings[] = {
         "",
@@ -410,7 +410,7 @@ static void a_chunk_reads_what_is_on_the_device_there(void **state)
 
 /* A number that has no room for it leaves it out, and what a step needs is still refused by name.
  */
-static void the_arena_gives_way(void **state)
+TEST(the_arena_gives_way)
 {
     const kvf_runtime_config rc = test_runtime_config();
     kvf_cache_config cc = test_config_small();
@@ -435,10 +435,4 @@ static void the_arena_gives_way(void **state)
         test_transfer(KVF_TRANSFER_DIRECT); /* where pages stay, prompts find them there */
     cc.device_bytes = 0;
     assert_int_equal(plan_of(&cc, 0, 0).prompt_bytes, test_on_cuda() ? with.prompt_bytes : 0);
-}
-
-int main(void)
-{
-    return unit_run(an_arena_changes_no_bit, a_chunk_reads_what_is_on_the_device_there,
-                    the_arena_gives_way);
 }

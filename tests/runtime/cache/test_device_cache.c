@@ -40,7 +40,7 @@ static kvf_cache_plan plan_of(kvf_runtime *runtime, uint64_t device_bytes)
 }
 
 /* Never more than what was asked for, and more slots for more bytes, up to all pages. */
-static void the_plan_takes_what_it_may(void **state)
+TEST(the_plan_takes_what_it_may)
 {
     const kvf_runtime_config rc = test_runtime_config();
     kvf_runtime *runtime;
@@ -65,7 +65,7 @@ static void the_plan_takes_what_it_may(void **state)
     kvf_runtime_close(runtime);
 }
 
-static void too_little_is_refused_with_both_numbers(void **state)
+TEST(too_little_is_refused_with_both_numbers)
 {
     const kvf_runtime_config rc = test_runtime_config();
     kvf_runtime *runtime;
@@ -85,7 +85,7 @@ static void too_little_is_refused_with_both_numbers(void **state)
 }
 
 /* An eighth of what is free is left. */
-static void auto_takes_what_is_free(void **state)
+TEST(auto_takes_what_is_free)
 {
     const kvf_runtime_config rc = test_runtime_config();
     kvf_runtime *runtime;
@@ -145,7 +145,7 @@ static uint64_t misses_with(uint64_t device_bytes, char *out)
     return stats.misses;
 }
 
-static void with_room_for_all_nothing_moves(void **state)
+TEST(with_room_for_all_nothing_moves)
 {
     const kvf_cache_config c = config_of(0);
     const size_t bytes = out_bytes(&c);
@@ -181,7 +181,7 @@ static void run_second(uint32_t ignores_writes, bool alone, char *out)
 }
 
 /* Where sealing admits nothing, outputs are wrong: so the test sees what it is for. */
-static void a_block_never_shows_its_old_pages(void **state)
+TEST(a_block_never_shows_its_old_pages)
 {
     const kvf_cache_config c = config_of(0);
     const size_t bytes = out_bytes(&c);
@@ -191,11 +191,4 @@ static void a_block_never_shows_its_old_pages(void **state)
     run_second(1, false, deaf);
     assert_memory_equal(alone, after, bytes);
     assert_memory_not_equal(alone, deaf, bytes);
-}
-
-int main(void)
-{
-    return unit_run(the_plan_takes_what_it_may, too_little_is_refused_with_both_numbers,
-                    auto_takes_what_is_free, with_room_for_all_nothing_moves,
-                    a_block_never_shows_its_old_pages);
 }

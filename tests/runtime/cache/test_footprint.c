@@ -101,7 +101,7 @@ static uint64_t sum_to(uint64_t n)
 
 /* ---- closed forms ---- */
 
-static void test_full_is_one(void **state)
+TEST(test_full_is_one)
 {
     rig r;
     const kvf_cache_config cc = config_of(LAYERS);
@@ -135,7 +135,7 @@ static void test_full_is_one(void **state)
 /* PruLong's Figure 1 has 8 steps, 36 entries of full attention, and a footprint of 26/36. Its
  * picture is not to be had as text; of the patterns that the definitions allow this is the one of
  * a streaming head that holds 4 entries: sink 1, window 3, a query's own included. */
-static void test_figure_of_the_paper(void **state)
+TEST(test_figure_of_the_paper)
 {
     rig r;
     const kvf_cache_config cc = config_of(1);
@@ -358,7 +358,7 @@ static void random_call(rig *r, naive *m, test_random *random)
 
 /* Streaming heads hold sink and window, all on the device; beside them a retrieval head counts as
  * ever. Layer 0 has one of each, layer 1 only streaming heads. */
-static void test_head_mask(void **state)
+TEST(test_head_mask)
 {
     static const uint8_t mask[LAYERS * HEADS] = {0, 1, 0, 0};
     static const uint32_t windows[LAYERS] = {30, 11};
@@ -400,7 +400,7 @@ static void test_head_mask(void **state)
     rig_close(&r);
 }
 
-static void test_random_histories(void **state)
+TEST(test_random_histories)
 {
     const uint64_t seed = 20260721;
     test_seed_print("footprint", seed);
@@ -418,10 +418,4 @@ static void test_random_histories(void **state)
         assert_true(m.ended.steps > 0);
         rig_close(&r);
     }
-}
-
-int main(void)
-{
-    return unit_run(test_full_is_one, test_figure_of_the_paper, test_random_histories,
-                    test_head_mask);
 }

@@ -48,7 +48,7 @@ static kvf_status open_row(void *user, char *change, size_t size, kvf_error *err
     return status;
 }
 
-static void every_bad_setting_is_named(void **state)
+TEST(every_bad_setting_is_named)
 {
     kvf_runtime *runtime = test_runtime();
     refusals_check(&(refusals){
@@ -57,7 +57,7 @@ static void every_bad_setting_is_named(void **state)
 }
 
 /* The least budget, and what no text can say. */
-static void settings_at_the_border(void **state)
+TEST(settings_at_the_border)
 {
     test_world w;
     const kvf_cache_config good = test_config_small();
@@ -77,7 +77,7 @@ static void settings_at_the_border(void **state)
     test_world_close(&w);
 }
 
-static void settings_in_force_are_told(void **state)
+TEST(settings_in_force_are_told)
 {
     kvf_cache_config c = test_config_small();
     c.softmax_scale = 0.0f;
@@ -107,7 +107,7 @@ static void settings_in_force_are_told(void **state)
 
 /* ---- full caches ---- */
 
-static void tokens_max_is_a_limit(void **state)
+TEST(tokens_max_is_a_limit)
 {
     const uint64_t seed = test_seed(401);
     kvf_cache_config c = test_config_small();
@@ -134,7 +134,7 @@ static void tokens_max_is_a_limit(void **state)
 }
 
 /* Fill the pool with two sequences, be refused, give one back, go on: the same bits as alone. */
-static void an_exhausted_pool_appends_nothing(void **state)
+TEST(an_exhausted_pool_appends_nothing)
 {
     const uint64_t seed = test_seed(403);
     kvf_cache_config c = test_config_small();
@@ -177,7 +177,7 @@ static void an_exhausted_pool_appends_nothing(void **state)
 }
 
 /* A batch in which one sequence cannot grow: no other one grows either. */
-static void a_batch_appends_all_or_nothing(void **state)
+TEST(a_batch_appends_all_or_nothing)
 {
     const uint64_t seed = test_seed(405);
     kvf_cache_config c = test_config_small();
@@ -203,7 +203,7 @@ static void a_batch_appends_all_or_nothing(void **state)
     test_close(&w, &t);
 }
 
-static void bad_arguments_are_refused(void **state)
+TEST(bad_arguments_are_refused)
 {
     kvf_cache_config c = test_config_small();
     test_tokens t;
@@ -247,7 +247,7 @@ static void bad_arguments_are_refused(void **state)
 
 /* Sealed pages are shared: many children of a long parent fit into a pool for little more than one.
  */
-static void fork_shares_pages(void **state)
+TEST(fork_shares_pages)
 {
     const uint64_t seed = test_seed(311);
     kvf_cache_config c = test_config_small();
@@ -279,7 +279,7 @@ static void fork_shares_pages(void **state)
 
 /* Digests of what forks share are there once: with a prompt of Llama-3.1-8B's shape, all digests of
  * sixteen take an eighth. */
-static void sixteen_forks_take_an_eighth(void **state)
+TEST(sixteen_forks_take_an_eighth)
 {
     enum { FORKS = 16, ANSWER = 256, WINDOW = 64 + 32 };
     static const char *const kinds[] = {"digest=codes", "digest=codes head_mask=1221221221221221",
@@ -308,7 +308,7 @@ static void sixteen_forks_take_an_eighth(void **state)
 
 /* ---- lengths ---- */
 
-static void layers_may_have_different_lengths(void **state)
+TEST(layers_may_have_different_lengths)
 {
     const uint64_t seed = test_seed(317);
     kvf_cache_config c = test_config_small();
@@ -346,7 +346,7 @@ static void layers_may_have_different_lengths(void **state)
     test_tokens_free(&t);
 }
 
-static void positions_come_back(void **state)
+TEST(positions_come_back)
 {
     const uint64_t seed = test_seed(331);
     kvf_cache_config c = test_config_small();
@@ -397,7 +397,7 @@ static void positions_come_back(void **state)
 }
 
 /* Positions that do not ascend, or have none after them, are refused, and nothing is appended. */
-static void positions_must_ascend(void **state)
+TEST(positions_must_ascend)
 {
     kvf_cache_config c = test_config_small();
     test_tokens t;
@@ -497,7 +497,7 @@ static void check_nan(const nan_case *n, uint64_t seed)
     test_tokens_free(&good);
 }
 
-static void a_sequence_with_nan_is_named(void **state)
+TEST(a_sequence_with_nan_is_named)
 {
     const uint64_t seed = test_seed(409);
 #define HEADS                                                                                      \
@@ -513,13 +513,4 @@ static void a_sequence_with_nan_is_named(void **state)
 #undef HEADS
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         check_nan(&cases[i], seed + i);
-}
-
-int main(void)
-{
-    return unit_run(every_bad_setting_is_named, settings_at_the_border, settings_in_force_are_told,
-                    tokens_max_is_a_limit, an_exhausted_pool_appends_nothing,
-                    a_batch_appends_all_or_nothing, bad_arguments_are_refused, fork_shares_pages,
-                    sixteen_forks_take_an_eighth, layers_may_have_different_lengths,
-                    positions_come_back, positions_must_ascend, a_sequence_with_nan_is_named);
 }

@@ -52,7 +52,7 @@ static const kvf_setting *find(table at, const char *name)
     return NULL;
 }
 
-static void every_default_comes_back_from_its_text(void **state)
+TEST(every_default_comes_back_from_its_text)
 {
     for (size_t t = 0; t < TABLES; t++) {
         const kvf_setting *s;
@@ -76,7 +76,7 @@ static void every_default_comes_back_from_its_text(void **state)
     }
 }
 
-static void what_is_no_value_changes_nothing(void **state)
+TEST(what_is_no_value_changes_nothing)
 {
     static const char *const words[] = {"",    " 1",           "1x",  "1KK",    "-",
                                         "nan", "inf",          "-9",  "1e99",   "hybird",
@@ -115,13 +115,7 @@ static kvf_status value_row(void *user, char *change, size_t size, kvf_error *er
     return error->status = is_taken ? KVF_OK : KVF_INVALID;
 }
 
-static void values_and_ranges(void **state)
+TEST(values_and_ranges)
 {
     refusals_check(&(refusals){.path = "tests/runtime/cache/settings.refusals", .call = value_row});
-}
-
-int main(void)
-{
-    return unit_run(every_default_comes_back_from_its_text, what_is_no_value_changes_nothing,
-                    values_and_ranges);
 }

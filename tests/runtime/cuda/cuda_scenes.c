@@ -478,7 +478,6 @@ static void on_disk(kvf_cache_config *cc)
 static uint32_t choose_first(void *user, const kvf_select_view *view, int32_t *ids)
 {
     uint32_t n = 0;
-    (void)user;
     while (n < view->pages_max && n < view->pages) {
         ids[n] = (int32_t)n;
         n++;

@@ -69,7 +69,7 @@ static void falls_back(const char *why, const char *fix)
     kvf_emu_reset();
 }
 
-static void a_machine_without_a_gpu(void **state)
+TEST(a_machine_without_a_gpu)
 {
     kvf_emu_config c = machine();
     c.devices = 0;
@@ -85,7 +85,7 @@ static void a_machine_without_a_gpu(void **state)
     falls_back("supports CUDA 12.2", "update the driver");
 }
 
-static void a_device_that_is_not_there(void **state)
+TEST(a_device_that_is_not_there)
 {
     kvf_emu_config c = machine();
     kvf_runtime *runtime = NULL;
@@ -139,7 +139,7 @@ static void too_large(kvf_runtime *runtime, const kvf_cache_config *large, kvf_s
 #define TOO_LARGE(runtime, large, status, ...)                                                     \
     too_large((runtime), (large), (status), (const char *const[]){__VA_ARGS__, NULL})
 
-static void memory_that_runs_out(void **state)
+TEST(memory_that_runs_out)
 {
     kvf_runtime *runtime = NULL;
     kvf_error error = {0};
@@ -192,7 +192,7 @@ static void memory_that_runs_out(void **state)
 
 /* ---- what this device or driver does not have ---- */
 
-static void methods_that_are_not_there(void **state)
+TEST(methods_that_are_not_there)
 {
     kvf_runtime *runtime = NULL;
     kvf_cache *cache = NULL;
@@ -223,7 +223,7 @@ static void task(const void *args, uint32_t number)
 {
 }
 
-static void streams_of_others(void **state)
+TEST(streams_of_others)
 {
     kvf_runtime *runtime = NULL;
     kvf_stream *own = NULL, *first = NULL, *second = NULL;
@@ -255,7 +255,7 @@ static void streams_of_others(void **state)
 /* ---- callers that are wrong ---- */
 
 /* Kernels read 16 bytes at a time, also where the device shares the host's memory. */
-static void addresses_that_kernels_cannot_read(void **state)
+TEST(addresses_that_kernels_cannot_read)
 {
     const kvf_runtime_config rc = on_cuda();
     const kvf_cache_config cc = test_config_small();
@@ -279,7 +279,7 @@ static void addresses_that_kernels_cannot_read(void **state)
 }
 
 /* A GPU that sees the host's memory as its own is called so, with what becomes of pages. */
-static void memory_that_is_unified(void **state)
+TEST(memory_that_is_unified)
 {
     static const char *const words[] = {"none", "none",
                                         "coherent, as GH200: pages are pinned and copied",
@@ -349,7 +349,7 @@ static kvf_decode_args next_token(world *x, uint32_t token)
 }
 
 /* The stream fails with the reason; the kernels never see such an id. */
-static void ids_that_are_out_of_range(void **state)
+TEST(ids_that_are_out_of_range)
 {
     static const kvf_select_fn wrong[] = {choose_too_far, choose_too_far, choose_too_many};
     for (size_t i = 0; i < 3; i++) {
@@ -369,7 +369,7 @@ static void ids_that_are_out_of_range(void **state)
     }
 }
 
-static void lists_that_are_out_of_range(void **state)
+TEST(lists_that_are_out_of_range)
 {
     static const int32_t bad[] = {1 << 20, -1};
     for (size_t i = 0; i < 2; i++) {
@@ -399,7 +399,7 @@ static void lists_that_are_out_of_range(void **state)
 }
 
 /* A step of all sequences must be a launch that there is. */
-static void more_lists_than_a_launch_has(void **state)
+TEST(more_lists_than_a_launch_has)
 {
     kvf_runtime *runtime = NULL;
     kvf_error error = {0};
@@ -417,13 +417,4 @@ static void more_lists_than_a_launch_has(void **state)
     cc.kv_heads = cc.query_heads = 3;
     test_expect(runtime, kvf_cache_plan_make(runtime, &cc, &plan, &error), KVF_OK);
     kvf_runtime_close(runtime);
-}
-
-int main(void)
-{
-    return unit_run(a_machine_without_a_gpu, a_device_that_is_not_there, memory_that_runs_out,
-                    methods_that_are_not_there, streams_of_others,
-                    addresses_that_kernels_cannot_read, memory_that_is_unified,
-                    ids_that_are_out_of_range, lists_that_are_out_of_range,
-                    more_lists_than_a_launch_has);
 }

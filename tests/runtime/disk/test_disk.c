@@ -21,7 +21,7 @@
 #define STEPS  DISK_STEPS
 
 /* Each KV group has what it needs and a share of the rest, and no more together. */
-static void memory_is_shared(void **state)
+TEST(memory_is_shared)
 {
     const kvf_cache_config config = disk_config_of(&disk_heads[1], 1);
     for (uint32_t i = 0; i < 4; i++) {
@@ -48,7 +48,7 @@ static void memory_is_shared(void **state)
 
 /* ---- the file ---- */
 
-static void the_file_is_private(void **state)
+TEST(the_file_is_private)
 {
     const kvf_cache_config config = disk_config_of(&save_cases[4], 1);
     const uint32_t files = save_count_files();
@@ -78,7 +78,7 @@ static void refused(kvf_runtime *runtime, const kvf_cache_config *config, kvf_st
     assert_int_equal(runtime->context->live_bytes, live);
 }
 
-static void contradictions_are_refused(void **state)
+TEST(contradictions_are_refused)
 {
     const kvf_cache_config good = disk_config_of(&save_cases[4], 1);
     kvf_runtime *runtime = test_runtime();
@@ -112,7 +112,7 @@ static void contradictions_are_refused(void **state)
 }
 
 /* Where nothing is said, as many whole blocks as 128 KiB need. */
-static void bundles_have_128_KiB(void **state)
+TEST(bundles_have_128_KiB)
 {
     kvf_runtime *runtime = test_runtime();
     kvf_cache_plan plan;
@@ -129,7 +129,7 @@ static void bundles_have_128_KiB(void **state)
 }
 
 /* Some tokens are kept of a layer whose pages are on disk by then. */
-static void tokens_are_kept_of_pages_on_disk(void **state)
+TEST(tokens_are_kept_of_pages_on_disk)
 {
     kvf_cache_config c = disk_config_of(&save_cases[4], 1);
     disk_worlds w;
@@ -155,7 +155,7 @@ static void tokens_are_kept_of_pages_on_disk(void **state)
 }
 
 /* All fits: there is no file, and nothing else is different. */
-static void no_tier_where_all_fits(void **state)
+TEST(no_tier_where_all_fits)
 {
     kvf_cache_config c = disk_config_of(&save_cases[4], 1);
     test_world w;
@@ -166,9 +166,4 @@ static void no_tier_where_all_fits(void **state)
     test_world_close(&w);
 }
 
-int main(void)
-{
-    return unit_run_around(NULL, save_remove_folder, memory_is_shared, the_file_is_private,
-                           contradictions_are_refused, bundles_have_128_KiB,
-                           tokens_are_kept_of_pages_on_disk, no_tier_where_all_fits);
-}
+TESTS_RUN_BETWEEN(NULL, save_remove_folder)

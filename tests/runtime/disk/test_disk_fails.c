@@ -196,7 +196,7 @@ static void life_with_failures(const save_case *c, int what, kvf_transfer transf
 }
 
 /* A transient failure is asked for again, and nobody sees it. */
-static void transient_failures(void **state)
+TEST(transient_failures)
 {
     static const int whats[] = {SHORT, FULL_QUEUE, ERRNO + EAGAIN, ERRNO + ECANCELED};
     for (size_t i = 0; i < sizeof whats / sizeof *whats; i++)
@@ -204,7 +204,7 @@ static void transient_failures(void **state)
             life_with_failures(&save_cases[4], whats[i], KVF_TRANSFER_AUTO);
 }
 
-static void failures_with_a_name(void **state)
+TEST(failures_with_a_name)
 {
     life_with_failures(&save_cases[4], ERRNO + EIO, KVF_TRANSFER_AUTO);
     if (TEST_SANITIZED)
@@ -218,7 +218,7 @@ static void failures_with_a_name(void **state)
 
 /* A read that fails for one of several tokens takes all of them back; else they are single steps.
  */
-static void several_tokens(void **state)
+TEST(several_tokens)
 {
     for (uint32_t i = 0; i < (TEST_SANITIZED ? 1 : 2); i++) {
         disk_world f;
@@ -269,7 +269,7 @@ static void fill_the_disk(attempt *a)
 }
 
 /* Nothing can be written, and there is no page frame left: a call says so until there is room. */
-static void a_disk_that_is_full(void **state)
+TEST(a_disk_that_is_full)
 {
     disk_world f;
     open_worlds(&f, &save_cases[4]);
@@ -285,7 +285,7 @@ static void a_disk_that_is_full(void **state)
 }
 
 /* It stays full: what was there goes on once another sequence has gone. */
-static void a_disk_that_stays_full(void **state)
+TEST(a_disk_that_stays_full)
 {
     disk_world f;
     open_worlds(&f, &save_cases[4]);
@@ -343,7 +343,7 @@ static int read_past_limit(const kvf_io_ops *engine)
     return 0;
 }
 
-static void past_a_limit_that_falls(void **state)
+TEST(past_a_limit_that_falls)
 {
     const kvf_io_ops *engines[] = {&kvf_io_plain, NULL}; /* NULL: the best there is */
     for (size_t i = 0; i < 2 && !test_on_cuda(); i++) {  /* a GPU is not there after fork() */
@@ -369,7 +369,7 @@ static kvf_status open_another(void *user, kvf_error *error)
     return status;
 }
 
-static void each_refusal_at_open(void **state)
+TEST(each_refusal_at_open)
 {
     disk_world f;
     open_worlds(&f, &save_cases[4]);
@@ -377,9 +377,4 @@ static void each_refusal_at_open(void **state)
     disk_worlds_close(&f.w);
 }
 
-int main(void)
-{
-    return unit_run_around(NULL, save_remove_folder, transient_failures, failures_with_a_name,
-                           several_tokens, a_disk_that_is_full, a_disk_that_stays_full,
-                           past_a_limit_that_falls, each_refusal_at_open);
-}
+TESTS_RUN_BETWEEN(NULL, save_remove_folder)

@@ -181,19 +181,19 @@ static void cut_and_go_on(uint32_t more)
     close_scene(&s);
 }
 
-static void cut_off(void **state)
+TEST(cut_off)
 {
     cut_and_go_on(0);
 }
 
 /* The block that is being written comes back to the window. */
-static void cut_through(void **state)
+TEST(cut_through)
 {
     cut_and_go_on(4);
 }
 
 /* A fork keeps what it shares while the other goes; then it is cut, and a third takes the room. */
-static void forked_and_freed(void **state)
+TEST(forked_and_freed)
 {
     scene s;
     open_scene(&s);
@@ -215,7 +215,7 @@ static void forked_and_freed(void **state)
 }
 
 /* A sequence goes while it is being written, and the next one takes its blocks. */
-static void freed(void **state)
+TEST(freed)
 {
     scene s;
     open_scene(&s);
@@ -227,7 +227,7 @@ static void freed(void **state)
 }
 
 /* A save reads what is being written, while that is cut off and written again. */
-static void saved(void **state)
+TEST(saved)
 {
     scene s;
     kvf_sequence *kept;
@@ -333,18 +333,14 @@ static void attended_meanwhile(kvf_transfer transfer)
     disk_worlds_close(&w);
 }
 
-static void hits_do_not_wait(void **state)
+TEST(hits_do_not_wait)
 {
     attended_meanwhile(KVF_TRANSFER_DIRECT);
 }
 
-static void misses_in_memory_do_not_wait(void **state)
+TEST(misses_in_memory_do_not_wait)
 {
     attended_meanwhile(KVF_TRANSFER_GATHER);
 }
 
-int main(void)
-{
-    return unit_run_around(NULL, save_remove_folder, cut_off, cut_through, forked_and_freed, freed,
-                           saved, hits_do_not_wait, misses_in_memory_do_not_wait);
-}
+TESTS_RUN_BETWEEN(NULL, save_remove_folder)

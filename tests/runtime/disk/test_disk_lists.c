@@ -143,7 +143,7 @@ static void run(const save_case *c, kvf_transfer transfer, uint32_t bundle_bytes
     close_listing(&l);
 }
 
-static void lists_are_those_without_a_tier(void **state)
+TEST(lists_are_those_without_a_tier)
 {
     run(&save_cases[4], KVF_TRANSFER_AUTO, 1);
     if (!TEST_SANITIZED)
@@ -183,7 +183,7 @@ static uint32_t listed(const listing *l, uint32_t *pages)
 }
 
 /* A slow kernel of the caller's reads pages while the next call wants their page frames. */
-static void pages_stay_for_what_is_enqueued(void **state)
+TEST(pages_stay_for_what_is_enqueued)
 {
     listing l;
     uint32_t pages[LISTED_MAX], gone = 0;
@@ -222,7 +222,7 @@ static void pages_stay_for_what_is_enqueued(void **state)
 /* ---- refusals and failures ---- */
 
 /* Whoever waits for the lists can tell at once that they are bad. */
-static void bad_lists_change_nothing(void **state)
+TEST(bad_lists_change_nothing)
 {
     listing l;
     open_listing(&l, disk_config_of(&save_cases[4], 1), NULL);
@@ -239,7 +239,7 @@ static void bad_lists_change_nothing(void **state)
 }
 
 /* Each read of a call fails once: the call is taken back, and made again it gives the same. */
-static void a_disk_that_fails(void **state)
+TEST(a_disk_that_fails)
 {
     listing l;
     uint32_t failures = 0;
@@ -275,9 +275,4 @@ static void a_disk_that_fails(void **state)
     close_listing(&l);
 }
 
-int main(void)
-{
-    return unit_run_around(NULL, save_remove_folder, lists_are_those_without_a_tier,
-                           pages_stay_for_what_is_enqueued, bad_lists_change_nothing,
-                           a_disk_that_fails);
-}
+TESTS_RUN_BETWEEN(NULL, save_remove_folder)

@@ -255,7 +255,7 @@ static const undo_case cases[] = {
      9, 1050},
 };
 
-static void reads_that_fail(void **state)
+TEST(reads_that_fail)
 {
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         if (test_takes(i))
@@ -353,7 +353,7 @@ static void cut_each_read_fails(const undo_case *c, uint32_t tokens)
     close_worlds(&f);
 }
 
-static void cuts_that_fail(void **state)
+TEST(cuts_that_fail)
 {
     static const undo_case cuts[] = {
         {"hybrid", "layers=3 refresh_interval=4", 150, TOKENS, 12, 1400},
@@ -370,7 +370,7 @@ static void cuts_that_fail(void **state)
 #define LARGE                                                                                      \
     "page_size=64 local_tokens=34 sink_tokens=3 budget_tokens=420 kv_heads=1 query_heads=4 "
 
-static void calls_that_are_too_large(void **state)
+TEST(calls_that_are_too_large)
 {
     static const undo_case large[] = {
         {"hybrid", LARGE "refresh_interval=7", 450, TOKENS, 11, 1},
@@ -383,8 +383,4 @@ static void calls_that_are_too_large(void **state)
             too_many_at_once(&large[i]);
 }
 
-int main(void)
-{
-    return unit_run_around(NULL, save_remove_folder, reads_that_fail, cuts_that_fail,
-                           calls_that_are_too_large);
-}
+TESTS_RUN_BETWEEN(NULL, save_remove_folder)

@@ -11,7 +11,7 @@
 
 #include "io_engine.h"
 
-static void every_status_has_a_name_and_a_text(void **state)
+TEST(every_status_has_a_name_and_a_text)
 {
 #define CHECK(name, value, text)                                                                   \
     assert_int_equal(name, value);                                                                 \
@@ -47,7 +47,7 @@ static kvf_status open_row(void *user, char *change, size_t size, kvf_error *err
     return status;
 }
 
-static void bad_runtime_settings_are_named(void **state)
+TEST(bad_runtime_settings_are_named)
 {
     refusals_check(&(refusals){.path = "tests/runtime/handle/runtime.refusals", .call = open_row});
     kvf_runtime_config c = test_runtime_config();
@@ -62,7 +62,7 @@ static void bad_runtime_settings_are_named(void **state)
     assert_non_null(strstr(error.text, "numa_node = 4711: this machine has no such node"));
 }
 
-static void handles_may_be_null(void **state)
+TEST(handles_may_be_null)
 {
     kvf_runtime_close(NULL);
     kvf_stream_destroy(NULL);
@@ -70,7 +70,7 @@ static void handles_may_be_null(void **state)
     kvf_sequence_destroy(NULL);
 }
 
-static void two_runtimes_are_independent(void **state)
+TEST(two_runtimes_are_independent)
 {
     kvf_runtime_config rc = test_runtime_config();
     kvf_runtime *a = NULL, *b = NULL;
@@ -99,7 +99,7 @@ static void add_round(const void *args, uint32_t task)
 }
 
 /* Launches run in order, every task once, with the arguments of their call; copies between them. */
-static void streams_run_in_order(void **state)
+TEST(streams_run_in_order)
 {
     static const uint32_t delays[] = {0, 77};
     if (test_on_cuda()) {
@@ -142,7 +142,7 @@ static void streams_run_in_order(void **state)
 }
 
 /* Braces and quotes close, and a cut text says how much it needs. */
-static void the_description_is_json(void **state)
+TEST(the_description_is_json)
 {
     kvf_runtime *runtime = test_runtime();
     size_t needed = 0, again = 0;
@@ -197,7 +197,7 @@ static bool described(kvf_runtime *runtime, const char *engine, const char *ring
 }
 
 /* The engine is that of a tier, and a ring that is refused says why. No error is left behind. */
-static void the_description_tells_of_the_disk_tier(void **state)
+TEST(the_description_tells_of_the_disk_tier)
 {
     kvf_runtime *runtime = test_runtime();
     kvf_io *io = NULL;
@@ -214,11 +214,4 @@ static void the_description_tells_of_the_disk_tier(void **state)
     kvf_device_set_fault(runtime->device, NULL, NULL);
     assert_string_equal(kvf_runtime_error(runtime)->text, before.text);
     kvf_runtime_close(runtime);
-}
-
-int main(void)
-{
-    return unit_run(every_status_has_a_name_and_a_text, bad_runtime_settings_are_named,
-                    handles_may_be_null, two_runtimes_are_independent, streams_run_in_order,
-                    the_description_is_json, the_description_tells_of_the_disk_tier);
 }

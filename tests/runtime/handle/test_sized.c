@@ -103,7 +103,7 @@ static void set_geometry(old_cache_config *c)
 }
 
 /* A whole life of an old program: what its structs lack has the defaults. */
-static void an_old_program_goes_on(void **state)
+TEST(an_old_program_goes_on)
 {
     old_runtime_config *rc = exactly(sizeof *rc);
     old_cache_config *cc = exactly(sizeof *cc);
@@ -160,7 +160,7 @@ static void expect_refused(kvf_status status, const char *word)
                  kvf_runtime_error(NULL)->text);
 }
 
-static void a_configuration_may_have_any_length(void **state)
+TEST(a_configuration_may_have_any_length)
 {
     kvf_runtime *runtime = test_runtime();
     const size_t whole = sizeof(kvf_cache_config);
@@ -194,7 +194,7 @@ static void a_configuration_may_have_any_length(void **state)
     kvf_runtime_close(runtime);
 }
 
-static void a_struct_inside_grows_as_the_last_member(void **state)
+TEST(a_struct_inside_grows_as_the_last_member)
 {
     kvf_runtime *runtime = test_runtime();
     kvf_blocks_plan wanted, plan;
@@ -221,7 +221,7 @@ static void a_struct_inside_grows_as_the_last_member(void **state)
     kvf_runtime_close(runtime);
 }
 
-static void pruners_and_policies_may_have_any_length(void **state)
+TEST(pruners_and_policies_may_have_any_length)
 {
     const kvf_prune_shape shape = {.layers = 4, .kv_heads = 2, .query_heads = 4, .tokens_max = 512};
     const size_t longer = sizeof(kvf_prune_config) + 16;
@@ -243,7 +243,7 @@ static void pruners_and_policies_may_have_any_length(void **state)
     free(pc);
 }
 
-static void measurements_and_saves_may_have_any_length(void **state)
+TEST(measurements_and_saves_may_have_any_length)
 {
     kvf_runtime *runtime = test_runtime();
     kvf_disk *disk = NULL;
@@ -297,7 +297,7 @@ static void run_steps(const test_tokens *t, test_world *w, int is_old, float *ou
 }
 
 /* Prompt, steps and statistics of an old program are those of one of today. */
-static void steps_of_an_old_program_are_the_same(void **state)
+TEST(steps_of_an_old_program_are_the_same)
 {
     test_world w;
     test_tokens t;
@@ -434,7 +434,7 @@ static kvf_status call_with(handles *h, size_t i, size_t size, size_t at)
     return status;
 }
 
-static void what_is_read_may_have_any_length(void **state)
+TEST(what_is_read_may_have_any_length)
 {
     handles h = {0};
     open_handles(&h);
@@ -553,7 +553,7 @@ static const struct {
 
 /* Fields that both know are written, the rest of a longer struct is 0, and nothing after its end.
  */
-static void what_is_filled_may_have_any_length(void **state)
+TEST(what_is_filled_may_have_any_length)
 {
     handles h = {0};
     open_handles(&h);
@@ -581,11 +581,4 @@ static void what_is_filled_may_have_any_length(void **state)
     close_handles(&h);
 }
 
-int main(void)
-{
-    return unit_run_around(
-        NULL, save_remove_folder, an_old_program_goes_on, a_configuration_may_have_any_length,
-        a_struct_inside_grows_as_the_last_member, pruners_and_policies_may_have_any_length,
-        measurements_and_saves_may_have_any_length, steps_of_an_old_program_are_the_same,
-        what_is_read_may_have_any_length, what_is_filled_may_have_any_length);
-}
+TESTS_RUN_BETWEEN(NULL, save_remove_folder)

@@ -146,8 +146,10 @@ static size_t on_a_stack(size_t bytes, void *(*run)(void *), void *argument)
     return bytes - left;
 }
 
-static void callers_with_little_stack(void **state)
+TEST(callers_with_little_stack)
 {
+    if (test_on_cuda()) /* the stack of a driver is not ours, and the emulator takes more */
+        return;
     static const scene scenes[] = {
         {KVF_SELECT_HYBRID, KVF_FP32, KVF_PAGES_NATIVE},
         {KVF_SELECT_FULL, KVF_BF16, KVF_PAGES_NATIVE},
@@ -202,7 +204,7 @@ static void *look(void *argument)
 }
 
 /* How much of a stack a thread's own variables take depends on libraries; differences do not. */
-static void knows_what_is_left(void **state)
+TEST(knows_what_is_left)
 {
     const size_t sizes[] = {1 << 20, 2 << 20, 8 << 20};
     looked l[3];
@@ -214,11 +216,4 @@ static void knows_what_is_left(void **state)
         assert_in_range(l[i].plain - l[0].plain + 8192, sizes[i] - sizes[0],
                         sizes[i] - sizes[0] + 16384);
     }
-}
-
-int main(void)
-{
-    /* The stack of a driver is not ours, and the emulator takes more. */
-    return test_on_cuda() ? unit_run(knows_what_is_left)
-                          : unit_run(knows_what_is_left, callers_with_little_stack);
 }

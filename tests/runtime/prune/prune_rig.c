@@ -93,7 +93,8 @@ kvf_cache_config rig_cache_config(void)
 
 void rig_open(rig *r, const kvf_cache_config *cc, uint32_t needs)
 {
-    const test_tokens_spec spec = {.count = TOKENS, .seed = PRUNE_SEED, .sharpness = 2.0f};
+    const test_tokens_spec spec = {
+        .count = TOKENS, .seed = test_seed(PRUNE_SEED), .sharpness = 2.0f};
     memset(r, 0, sizeof *r);
     test_world_open(&r->w, NULL, cc);
     test_tokens_make(&r->t, cc, &spec);

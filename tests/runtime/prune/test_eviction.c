@@ -345,7 +345,7 @@ static void run(const spec *sp)
     rig_close(&r);
 }
 
-static void test_sets(void **state)
+TEST(test_sets)
 {
     static const spec specs[] = {
         {"snapkv", KVF_EVICTION_NAIVE, 64, 16, 0.5f, 0, KVF_POOL_MAX, 7, KVF_GROUP_SUM},
@@ -368,7 +368,7 @@ static void test_sets(void **state)
 }
 
 /* StreamingLLM looks at everything that is held: sink and newest, whatever the chunks. */
-static void test_streaming(void **state)
+TEST(test_streaming)
 {
     static const kvf_eviction kinds[] = {KVF_EVICTION_NAIVE, KVF_EVICTION_PATCHED};
     for (uint32_t kind = 0; kind < 2; kind++) {
@@ -402,7 +402,7 @@ static void test_streaming(void **state)
 
 /* ---- bad input ---- */
 
-static void test_bad_calls(void **state)
+TEST(test_bad_calls)
 {
     const spec sp = {"snapkv", KVF_EVICTION_PATCHED, 40, 16,           0.5f,
                      0,        KVF_POOL_MAX,         1,  KVF_GROUP_SUM};
@@ -434,7 +434,7 @@ static void test_bad_calls(void **state)
     rig_close(&r);
 }
 
-static void test_bad_budgets(void **state)
+TEST(test_bad_budgets)
 {
     const spec low = {"snapkv", KVF_EVICTION_NAIVE, 40, 16,           0.25f,
                       0,        KVF_POOL_MAX,       1,  KVF_GROUP_SUM};
@@ -457,7 +457,7 @@ static void test_bad_budgets(void **state)
     rig_close(&r);
 }
 
-static void test_other_policies(void **state)
+TEST(test_other_policies)
 {
     const spec sp = {"h2o", KVF_EVICTION_NAIVE, 40, 16, 0.5f, 0, KVF_POOL_MAX, 1, KVF_GROUP_SUM};
     rig r;
@@ -467,10 +467,4 @@ static void test_other_policies(void **state)
                  "policy 'h2o' at layer 0 looks at more than the scores of the newest queries "
                  "(0x8), which a chunk cannot tell; take another policy, or eviction = NONE");
     rig_close(&r);
-}
-
-int main(void)
-{
-    return unit_run(test_sets, test_streaming, test_bad_calls, test_bad_budgets,
-                    test_other_policies);
 }

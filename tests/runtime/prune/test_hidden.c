@@ -89,10 +89,10 @@ static void expect_rows(rows_world *w, uint32_t first, uint32_t count)
     assert_memory_equal(w->host, w->wanted + (size_t)first * ROW_BYTES, (size_t)count * ROW_BYTES);
 }
 
-static void rows_come_back(void **state)
+TEST(rows_come_back)
 {
     for (size_t i = 0; i < sizeof folders / sizeof *folders; i++) {
-        uint64_t random = SEED;
+        uint64_t random = test_seed(SEED);
         rows_world w;
         rows_open(&w, folders[i]);
         test_ok(&w, put(&w, 0, ROWS, &random));
@@ -109,7 +109,7 @@ static void rows_come_back(void **state)
 }
 
 /* The planned bytes are taken, and those of one row or one window. */
-static void what_is_planned_is_taken(void **state)
+TEST(what_is_planned_is_taken)
 {
     kvf_runtime *runtime = test_runtime();
     kvf_hidden_plan memory, disk;
@@ -148,7 +148,7 @@ static void what_is_planned_is_taken(void **state)
 /* Request n of a call fails, for all n: it is named, and the next call does all of it. */
 static void sweep(rows_world *w, const char *what, int code)
 {
-    uint64_t random = SEED;
+    uint64_t random = test_seed(SEED);
     const bool writes = strcmp(what, "tier write") == 0;
     uint32_t failures = 0;
     test_ok(w, put(w, 0, ROWS, &random));
@@ -176,7 +176,7 @@ static void sweep(rows_world *w, const char *what, int code)
     kvf_device_set_fault(w->runtime->device, NULL, NULL);
 }
 
-static void a_file_that_fails_is_named(void **state)
+TEST(a_file_that_fails_is_named)
 {
     rows_world w;
     rows_open(&w, "/tmp");
@@ -195,14 +195,14 @@ static kvf_status open_hidden(void *user, kvf_error *error)
     return status;
 }
 
-static void each_refusal_at_open(void **state)
+TEST(each_refusal_at_open)
 {
     kvf_runtime *runtime = test_runtime();
     assert_true(test_refuse_each(runtime, open_hidden, runtime) >= 2); /* the file, and its room */
     kvf_runtime_close(runtime);
 }
 
-static void wrong_calls_are_refused(void **state)
+TEST(wrong_calls_are_refused)
 {
     rows_world w;
     kvf_hidden *hidden = (kvf_hidden *)&w;
@@ -230,11 +230,4 @@ static void wrong_calls_are_refused(void **state)
                  "rows is NULL with count = 2");
     test_ok(&w, kvf_hidden_put(w.hidden, ROWS, 0, NULL, w.stream));
     rows_close(&w);
-}
-
-int main(void)
-{
-    test_seed_print("hidden", SEED);
-    return unit_run(rows_come_back, what_is_planned_is_taken, a_file_that_fails_is_named,
-                    each_refusal_at_open, wrong_calls_are_refused);
 }

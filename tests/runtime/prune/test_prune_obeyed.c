@@ -23,7 +23,7 @@ static uint32_t kept_tokens(const progress *p, uint32_t stride, uint32_t *tokens
 
 /* Every other token is kept, and goes on from layer 1: lengths, positions and what steps attend to.
  */
-static void every_other_token_is_evicted(void **state)
+TEST(every_other_token_is_evicted)
 {
     static rig r;
     const kvf_cache_config cc = rig_cache_config();
@@ -61,7 +61,7 @@ static void every_other_token_is_evicted(void **state)
 
 /* With a static set alone, a step attends to what the policy kept, the sink, and what is not sealed
  * yet. Measured or not: a policy may choose by place. */
-static void what_is_kept_seeds_the_static_set(void **state)
+TEST(what_is_kept_seeds_the_static_set)
 {
     static rig r;
     kvf_cache_config cc = rig_cache_config();
@@ -90,7 +90,7 @@ static void what_is_kept_seeds_the_static_set(void **state)
     }
 }
 
-static void restart_empties_the_sequence(void **state)
+TEST(restart_empties_the_sequence)
 {
     static rig r;
     const kvf_cache_config cc = rig_cache_config();
@@ -137,7 +137,7 @@ static double share(const kvf_cache_config *c, size_t bytes)
 
 /* Whatever is measured: a few numbers per token of the layer that is looked at, however many
  * queries look. */
-static void memory_does_not_grow_with_the_window(void **state)
+TEST(memory_does_not_grow_with_the_window)
 {
     static rig r;
     kvf_cache_config cc = rig_cache_config();
@@ -178,7 +178,7 @@ static kvf_status open_prune(void *user, kvf_error *error)
     return status;
 }
 
-static void failed_opens_leave_nothing(void **state)
+TEST(failed_opens_leave_nothing)
 {
     static rig r;
     const kvf_cache_config cc = rig_cache_config();
@@ -189,12 +189,4 @@ static void failed_opens_leave_nothing(void **state)
     const progress p = rig_run(&r, PROMPT);
     kvf_sequence_destroy(p.sequence);
     rig_close(&r);
-}
-
-int main(void)
-{
-    test_seed_print("prune_obeyed", PRUNE_SEED);
-    return unit_run(every_other_token_is_evicted, what_is_kept_seeds_the_static_set,
-                    restart_empties_the_sequence, memory_does_not_grow_with_the_window,
-                    failed_opens_leave_nothing);
 }

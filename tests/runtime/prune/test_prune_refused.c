@@ -68,7 +68,7 @@ static void starts_over_again(const kvf_prune_view *view, kvf_prune_answer *answ
     answer->restart = 1;
 }
 
-static void nonsense_is_refused_by_name(void **state)
+TEST(nonsense_is_refused_by_name)
 {
     static rig r;
     static const struct {
@@ -117,7 +117,7 @@ static void nonsense_is_refused_by_name(void **state)
 
 /* ---- bad input ---- */
 
-static void wrong_calls_are_refused(void **state)
+TEST(wrong_calls_are_refused)
 {
     static rig r;
     const kvf_cache_config cc = rig_cache_config();
@@ -157,7 +157,7 @@ static void wrong_calls_are_refused(void **state)
 }
 
 /* A chunk whose queries were not seen. */
-static void missing_sums_are_refused(void **state)
+TEST(missing_sums_are_refused)
 {
     static rig r;
     const kvf_cache_config cc = rig_cache_config();
@@ -173,7 +173,7 @@ static void missing_sums_are_refused(void **state)
     rig_close(&r);
 }
 
-static void other_caches_and_small_windows_are_refused(void **state)
+TEST(other_caches_and_small_windows_are_refused)
 {
     static rig r, other;
     kvf_cache_config cc = rig_cache_config();
@@ -207,7 +207,7 @@ static uint32_t moody_needs(const kvf_prune_view *view)
     return *(const uint32_t *)view->state > 1 ? KVF_PRUNE_PROFILE : KVF_PRUNE_SCORES;
 }
 
-static void needs_that_cannot_be_met_are_refused(void **state)
+TEST(needs_that_cannot_be_met_are_refused)
 {
     static rig r;
     const kvf_cache_config cc = rig_cache_config();
@@ -239,7 +239,7 @@ static void needs_that_cannot_be_met_are_refused(void **state)
 }
 
 /* No policy sees NaN; another prompt goes on. */
-static void keys_that_are_not_finite_stop_the_prompt(void **state)
+TEST(keys_that_are_not_finite_stop_the_prompt)
 {
     static rig r;
     const kvf_cache_config cc = rig_cache_config();
@@ -265,12 +265,4 @@ static void keys_that_are_not_finite_stop_the_prompt(void **state)
     const progress good = rig_run(&r, PROMPT);
     kvf_sequence_destroy(good.sequence);
     rig_close(&r);
-}
-
-int main(void)
-{
-    test_seed_print("prune_refused", PRUNE_SEED);
-    return unit_run(nonsense_is_refused_by_name, wrong_calls_are_refused, missing_sums_are_refused,
-                    other_caches_and_small_windows_are_refused,
-                    needs_that_cannot_be_met_are_refused, keys_that_are_not_finite_stop_the_prompt);
 }

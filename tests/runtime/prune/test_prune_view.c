@@ -53,7 +53,7 @@ static void expect_view(const sight *s, uint32_t layer, const progress *p, uint3
 }
 
 /* Layer by layer, with what went on at layer 1; twice, for state is zeroed. */
-static void policies_see_what_the_header_says(void **state)
+TEST(policies_see_what_the_header_says)
 {
     static rig r;
     const kvf_cache_config cc = rig_cache_config();
@@ -84,7 +84,7 @@ static void policies_see_what_the_header_says(void **state)
     rig_close(&r);
 }
 
-static void profile_comes_with_scores_and_alone(void **state)
+TEST(profile_comes_with_scores_and_alone)
 {
     static rig r;
     const kvf_cache_config cc = rig_cache_config();
@@ -110,7 +110,7 @@ static void profile_comes_with_scores_and_alone(void **state)
     }
 }
 
-static void logits_are_products_of_the_last_query(void **state)
+TEST(logits_are_products_of_the_last_query)
 {
     static rig r;
     const kvf_cache_config cc = rig_cache_config();
@@ -134,7 +134,7 @@ static void logits_are_products_of_the_last_query(void **state)
 }
 
 /* Two prompts whose chunks and layers alternate; each has sums of its own. */
-static void sums_are_of_all_queries(void **state)
+TEST(sums_are_of_all_queries)
 {
     static rig r;
     const kvf_cache_config cc = rig_cache_config();
@@ -171,7 +171,7 @@ static void sums_are_of_all_queries(void **state)
 }
 
 /* A window as long as what goes on leaves nothing to look at, and nothing to drop. */
-static void nothing_before_the_window_is_no_score(void **state)
+TEST(nothing_before_the_window_is_no_score)
 {
     static rig r;
     const kvf_cache_config cc = rig_cache_config();
@@ -188,12 +188,4 @@ static void nothing_before_the_window_is_no_score(void **state)
     kvf_sequence_destroy(p.sequence);
     kvf_sequence_destroy(q.sequence);
     rig_close(&r);
-}
-
-int main(void)
-{
-    test_seed_print("prune_view", PRUNE_SEED);
-    return unit_run(policies_see_what_the_header_says, profile_comes_with_scores_and_alone,
-                    logits_are_products_of_the_last_query, sums_are_of_all_queries,
-                    nothing_before_the_window_is_no_score);
 }

@@ -130,7 +130,7 @@ static void expect_same(rig *r, const void *want, kvf_sequence *s, const prompt_
 }
 
 /* A fork, a file, another way to move pages and a disk tier. */
-static void whatever_comes_next_changes_no_bit(void **state)
+TEST(whatever_comes_next_changes_no_bit)
 {
     for (uint32_t i = 0; i < prompts_here(4); i++) {
         const prompt_case *x = &prompts[i];
@@ -175,7 +175,7 @@ static void whatever_comes_next_changes_no_bit(void **state)
 }
 
 /* Who keeps all has not pruned. */
-static void keeping_all_is_not_pruning(void **state)
+TEST(keeping_all_is_not_pruning)
 {
     static const prompt_case all = {"full", KVF_RETENTION_EVICT, KVF_EVICTION_NONE};
     for (uint32_t i = 0; i < turns_here(4); i++) {
@@ -196,7 +196,7 @@ static void keeping_all_is_not_pruning(void **state)
 }
 
 /* The completed sequence of a pruned prompt is the prompt that was never pruned. */
-static void a_completed_sequence_is_the_prompt(void **state)
+TEST(a_completed_sequence_is_the_prompt)
 {
     static const prompt_case x = {"fastkv", KVF_RETENTION_COMPLETE, KVF_EVICTION_NONE};
     for (uint32_t i = 0; i < turns_here(3); i++) {
@@ -225,8 +225,4 @@ static void a_completed_sequence_is_the_prompt(void **state)
     }
 }
 
-int main(void)
-{
-    return unit_run_around(NULL, save_remove_folder, whatever_comes_next_changes_no_bit,
-                           keeping_all_is_not_pruning, a_completed_sequence_is_the_prompt);
-}
+TESTS_RUN_BETWEEN(NULL, save_remove_folder)

@@ -77,7 +77,7 @@ static void check_case(const save_case *c, uint32_t prompt, uint32_t before)
     test_close(&b, &t);
 }
 
-static void continues_bit_for_bit(void **state)
+TEST(continues_bit_for_bit)
 {
     for (const save_case *c = save_cases; c->name; c++) {
         if (!test_takes((size_t)(c - save_cases)))
@@ -91,7 +91,7 @@ static void continues_bit_for_bit(void **state)
                SAVE_PROMPT, SAVE_STEPS / 2);
 }
 
-static void continues_from_little(void **state)
+TEST(continues_from_little)
 {
     static const struct {
         uint32_t settings, prompt, steps;
@@ -161,7 +161,7 @@ static void check_pruned(kvf_retention retention, uint32_t steps)
     test_close(&w, &t);
 }
 
-static void of_pruned_prompts(void **state)
+TEST(of_pruned_prompts)
 {
     for (uint32_t i = 0; i < 4; i++)
         if (test_takes(i))
@@ -169,7 +169,7 @@ static void of_pruned_prompts(void **state)
 }
 
 /* Layers of their own lengths, and positions with gaps. */
-static void of_unequal_layers(void **state)
+TEST(of_unequal_layers)
 {
     const kvf_cache_config config = save_config(&save_cases[1]);
     uint32_t positions[100];
@@ -197,7 +197,7 @@ static void of_unequal_layers(void **state)
 /* ---- whatever the order of work ---- */
 
 /* Streams that pause at random, and an arena whose blocks are on their way to the pool. */
-static void whatever_the_order(void **state)
+TEST(whatever_the_order)
 {
     for (uint32_t round = 0; round < test_afford(6); round++) {
         const kvf_cache_config config = save_config(&save_cases[round % 2 ? 8 : 12]);
@@ -318,7 +318,7 @@ static const struct {
 };
 
 /* Where windows are the same, so are the files. */
-static void names_what_differs(void **state)
+TEST(names_what_differs)
 {
     for (size_t i = 0; i < sizeof differing / sizeof *differing; i++) {
         kvf_cache_config saved = save_config(&save_cases[0]), mine = saved;
@@ -344,7 +344,7 @@ static void names_what_differs(void **state)
 }
 
 /* A restore may ask for the model that a file was saved with. */
-static void names_the_model(void **state)
+TEST(names_the_model)
 {
     const kvf_cache_config config = save_config(&save_cases[0]);
     kvf_error error;
@@ -356,7 +356,7 @@ static void names_the_model(void **state)
 
 /* A sound header of one layer beside settings of two, of a sequence without tokens, so that nothing
  * follows it: it has a mask of one layer, and the cache's has more. */
-static void names_a_forged_header(void **state)
+TEST(names_a_forged_header)
 {
     enum { BYTES = KVF_SAVED_HEAD_ALIGN };
     kvf_cache_config config = save_config(&save_cases[0]);
@@ -394,7 +394,7 @@ static void names_a_forged_header(void **state)
 
 /* With other settings a sequence goes on like one that was given the same tokens without queries.
  */
-static void other_settings_take_tokens(void **state)
+TEST(other_settings_take_tokens)
 {
     for (const save_case *c = save_cases; c->name; c++) {
         const kvf_cache_config config = save_config(&save_cases[0]);
@@ -478,7 +478,7 @@ static void restore_under(const kvf_cache_config *config, const params_case *f, 
 }
 
 /* Whatever `exact` says: keys of deeper layers follow from what a layer attended to. */
-static void comes_back_to_its_attention_params_alone(void **state)
+TEST(comes_back_to_its_attention_params_alone)
 {
 #define DIFFERENT(what, theirs, mine)                                                              \
     " was saved with " what " = " theirs " in layer 1, this cache has " mine                       \
@@ -516,7 +516,7 @@ static void comes_back_to_its_attention_params_alone(void **state)
     }
 }
 
-static void attention_params_come_before_tokens(void **state)
+TEST(attention_params_come_before_tokens)
 {
     const kvf_cache_config config = save_config(&save_cases[0]);
     const params_case first = {0.25f, 20.0f, 1.5f, NULL}, other = {0.25f, 20.0f, 2.0f, NULL};
@@ -540,7 +540,7 @@ static void attention_params_come_before_tokens(void **state)
 }
 
 /* As restores have it: sinks that no head has are none, so the parameters are the same. */
-static void sinks_of_no_head_are_none(void **state)
+TEST(sinks_of_no_head_are_none)
 {
     const kvf_cache_config config = save_config(&save_cases[0]);
     const params_case none = {0.25f, 20.0f, -INFINITY, NULL};
@@ -564,7 +564,7 @@ static void sinks_of_no_head_are_none(void **state)
 
 /* ---- what a file says ---- */
 
-static void tells_what_it_holds(void **state)
+TEST(tells_what_it_holds)
 {
     const kvf_cache_config config = save_config(&(save_case){"told", "head_dim=192 value_dim=128"});
     const char note[] = "ids of tokens";
@@ -600,7 +600,7 @@ static void tells_what_it_holds(void **state)
     test_close(&w, &t);
 }
 
-static void bad_arguments_are_named(void **state)
+TEST(bad_arguments_are_named)
 {
     const kvf_cache_config config = save_config(&save_cases[0]);
     test_world w;
@@ -633,12 +633,4 @@ static void bad_arguments_are_named(void **state)
     test_world_close(&w);
 }
 
-int main(void)
-{
-    return unit_run_around(NULL, save_remove_folder, continues_bit_for_bit, continues_from_little,
-                           of_pruned_prompts, of_unequal_layers, whatever_the_order,
-                           names_what_differs, names_the_model, names_a_forged_header,
-                           other_settings_take_tokens, comes_back_to_its_attention_params_alone,
-                           attention_params_come_before_tokens, sinks_of_no_head_are_none,
-                           tells_what_it_holds, bad_arguments_are_named);
-}
+TESTS_RUN_BETWEEN(NULL, save_remove_folder)

@@ -205,7 +205,7 @@ static uint32_t lose_power(fail_world *f, disk_habit habit, uint64_t seed, const
     return broken;
 }
 
-static void power_goes_at_every_event(void **state)
+TEST(power_goes_at_every_event)
 {
     fail_world f;
     kvf_saved saved;
@@ -236,7 +236,4 @@ static void power_goes_at_every_event(void **state)
     fail_world_close(&f);
 }
 
-int main(void)
-{
-    return unit_run_around(NULL, save_remove_folder, power_goes_at_every_event);
-}
+TESTS_RUN_BETWEEN(NULL, save_remove_folder)

@@ -206,7 +206,7 @@ static kvf_cache_config config_of(const char *settings)
     return cc;
 }
 
-static void a_policys_choice_has_its_bits(void **state)
+TEST(a_policys_choice_has_its_bits)
 {
     static const char *const settings[] = {
         "",
@@ -234,7 +234,7 @@ static void a_policys_choice_has_its_bits(void **state)
 }
 
 /* Replays read what is in the arrays then. */
-static void a_recorded_step_reads_them_anew(void **state)
+TEST(a_recorded_step_reads_them_anew)
 {
     static const char *const settings[] = {
         "transfer=mapped dtype=bf16 digest=codes page_size=4",
@@ -329,7 +329,7 @@ static void draw_lists(pair *x)
     }
 }
 
-static void any_ids_attend_to_what_they_name(void **state)
+TEST(any_ids_attend_to_what_they_name)
 {
     static const char *const settings[] = {
         "page_size=8", "page_size=4 digest=codes sink_tokens=11 transfer=gather",
@@ -371,7 +371,7 @@ static void any_ids_attend_to_what_they_name(void **state)
 /* ---- several tokens of a sequence, and lists ---- */
 
 /* The sixth token seals a block, so the call is two steps. */
-static void tokens_of_a_call_have_lists_of_their_own(void **state)
+TEST(tokens_of_a_call_have_lists_of_their_own)
 {
     kvf_cache_config cc =
         config_of("digest=codes page_size=4 local_tokens=8 tokens_per_step_max=7");
@@ -409,7 +409,7 @@ static void tokens_of_a_call_have_lists_of_their_own(void **state)
 }
 
 /* Page lists name what was given, beside sink and window. */
-static void page_lists_have_what_was_given(void **state)
+TEST(page_lists_have_what_was_given)
 {
     kvf_cache_config cc = config_of("digest=codes page_size=4");
     cc.layers = 1;
@@ -488,14 +488,7 @@ static kvf_status step_row(void *user, char *change, size_t size, kvf_error *err
     return status;
 }
 
-static void what_has_no_meaning_is_refused(void **state)
+TEST(what_has_no_meaning_is_refused)
 {
     refusals_check(&(refusals){.path = "tests/runtime/select/given.refusals", .call = step_row});
-}
-
-int main(void)
-{
-    return unit_run(a_policys_choice_has_its_bits, a_recorded_step_reads_them_anew,
-                    any_ids_attend_to_what_they_name, tokens_of_a_call_have_lists_of_their_own,
-                    page_lists_have_what_was_given, what_has_no_meaning_is_refused);
 }

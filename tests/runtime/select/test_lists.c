@@ -115,7 +115,7 @@ static void check_lists(const engine *e)
 
 /* The selected pages are the best ones by the naive model's scores; the pages are the tokens given.
  */
-static void listed_pages_are_the_best(void **state)
+TEST(listed_pages_are_the_best)
 {
     const uint64_t seed = test_seed(509);
     const kvf_cache_config c = lists_config();
@@ -171,7 +171,7 @@ static void listed_pages_are_the_best(void **state)
     engine_close(&e);
 }
 
-static void lists_need_a_ratio_of_zero(void **state)
+TEST(lists_need_a_ratio_of_zero)
 {
     kvf_cache_config c = lists_config();
     c.static_ratio = 0.25f;
@@ -185,7 +185,7 @@ static void lists_need_a_ratio_of_zero(void **state)
     engine_close(&e);
 }
 
-static void lists_too_small_are_refused(void **state)
+TEST(lists_too_small_are_refused)
 {
     const kvf_cache_config c = lists_config();
     engine e = {0};
@@ -200,7 +200,7 @@ static void lists_too_small_are_refused(void **state)
 }
 
 /* The header says that these calls ignore them. */
-static void ignored_fields_are_not_looked_at(void **state)
+TEST(ignored_fields_are_not_looked_at)
 {
     const kvf_cache_config c = lists_config();
     const uint32_t tokens[BATCH] = {0, 99};
@@ -264,7 +264,7 @@ static int aborts_at(const kvf_sequence *s, uint32_t kv_head)
 }
 
 /* With a head mask heads are looked up, and one of them may have no pages. */
-static void a_head_that_is_not_there_has_no_address(void **state)
+TEST(a_head_that_is_not_there_has_no_address)
 {
     static const char *const settings[] = {"sink_tokens=4", "head_mask=01"};
     for (size_t i = 0; i < 2; i++) {
@@ -321,7 +321,7 @@ static uint32_t watch_and_choose(void *user, const kvf_select_view *view, int32_
     return count;
 }
 
-static void a_custom_policy_sees_what_was_promised(void **state)
+TEST(a_custom_policy_sees_what_was_promised)
 {
     const uint64_t seed = test_seed(523);
     static const float ratios[] = {0.0f, 0.25f};
@@ -367,12 +367,4 @@ static void a_custom_policy_sees_what_was_promised(void **state)
         naive_close(&n);
         test_close(&w, &t);
     }
-}
-
-int main(void)
-{
-    return unit_run(listed_pages_are_the_best, lists_need_a_ratio_of_zero,
-                    lists_too_small_are_refused, ignored_fields_are_not_looked_at,
-                    a_head_that_is_not_there_has_no_address,
-                    a_custom_policy_sees_what_was_promised);
 }

@@ -101,7 +101,7 @@ static double recall_of(kvf_select select, uint64_t seed)
     return o.recall;
 }
 
-static void policies_rank_as_they_should(void **state)
+TEST(policies_rank_as_they_should)
 {
     const uint64_t seed = test_seed(601);
     double sum[9] = {0.0};
@@ -127,7 +127,7 @@ static void policies_rank_as_they_should(void **state)
 }
 
 /* One token far back, which only the very last query asks for. */
-static void a_needle_is_found_by_pages_and_missed_by_streaming(void **state)
+TEST(a_needle_is_found_by_pages_and_missed_by_streaming)
 {
     const uint64_t seed = test_seed(607);
     static const struct {
@@ -166,7 +166,7 @@ static void a_needle_is_found_by_pages_and_missed_by_streaming(void **state)
     }
 }
 
-static void refreshes_happen_when_they_should(void **state)
+TEST(refreshes_happen_when_they_should)
 {
     const uint64_t seed = test_seed(619);
     for (uint32_t exact = 0; exact < 2; exact++) {
@@ -186,7 +186,7 @@ static void refreshes_happen_when_they_should(void **state)
     }
 }
 
-static void the_automatic_ratio_stays_in_the_budget(void **state)
+TEST(the_automatic_ratio_stays_in_the_budget)
 {
     const uint64_t seed = test_seed(631);
     kvf_cache_config c = quality_config();
@@ -207,7 +207,7 @@ static void the_automatic_ratio_stays_in_the_budget(void **state)
 
 /* ---- counters ---- */
 
-static void counters_add_up(void **state)
+TEST(counters_add_up)
 {
     const uint64_t seed = test_seed(641);
     static const kvf_transfer methods[] = {KVF_TRANSFER_DIRECT, KVF_TRANSFER_GATHER,
@@ -236,7 +236,7 @@ static void counters_add_up(void **state)
     }
 }
 
-static void layers_add_up_to_the_cache(void **state)
+TEST(layers_add_up_to_the_cache)
 {
     const uint64_t seed = test_seed(643);
     kvf_cache_config c = quality_config();
@@ -278,12 +278,4 @@ static void layers_add_up_to_the_cache(void **state)
     kvf_cache_stats(w.cache, &all);
     assert_int_equal(all.steps + all.hits + all.misses + all.tokens_attended + all.attend_ns, 0);
     test_close(&w, &t);
-}
-
-int main(void)
-{
-    return unit_run(policies_rank_as_they_should,
-                    a_needle_is_found_by_pages_and_missed_by_streaming,
-                    refreshes_happen_when_they_should, the_automatic_ratio_stays_in_the_budget,
-                    counters_add_up, layers_add_up_to_the_cache);
 }

@@ -163,7 +163,7 @@ static void follow_rows(uint64_t seed, double share, const char *settings, const
 #define FOLLOW(seed, share, settings, rows)                                                        \
     follow_rows((seed), (share), (settings), (rows), sizeof(rows) / sizeof *(rows))
 
-static void policies_agree_with_the_naive_model(void **state)
+TEST(policies_agree_with_the_naive_model)
 {
     static const row rows[] = {
         {"select=hybrid", .block = 8},  {"select=static", .block = 8},
@@ -179,7 +179,7 @@ static void policies_agree_with_the_naive_model(void **state)
 }
 
 /* The prompt is shorter than the budget: everything at first, a selection later. */
-static void growing_past_the_budget(void **state)
+TEST(growing_past_the_budget)
 {
     static const row rows[] = {
         {"", .prompt = 20, .steps = 130},
@@ -191,7 +191,7 @@ static void growing_past_the_budget(void **state)
 
 /* A share of the context above budget_tokens: for every policy that has a budget, from short to
  * long: 78 of 130 tokens, where budget_tokens has more, to 114 of 190. */
-static void a_budget_that_grows(void **state)
+TEST(a_budget_that_grows)
 {
     static const row rows[] = {
         {"select=hybrid", .prompt = 130},    {"select=dynamic", .prompt = 130},
@@ -201,7 +201,7 @@ static void a_budget_that_grows(void **state)
     FOLLOW(239, 0.75, "budget_share=0.6", rows);
 }
 
-static void static_ratios(void **state)
+TEST(static_ratios)
 {
     static const row rows[] = {
         {"static_ratio=0", .block = 8},    {"static_ratio=0.1", .block = 8},
@@ -211,14 +211,14 @@ static void static_ratios(void **state)
     FOLLOW(227, 0.75, "select=hybrid", rows);
 }
 
-static void the_automatic_ratio(void **state)
+TEST(the_automatic_ratio)
 {
     static const row rows[] = {
         {"", 8, 230, 40}, {"", 32, 60, 150}, {"", 8, NONE, 150}, {"", 32, 400, 40}};
     FOLLOW(241, 0.75, "select=hybrid static_ratio=auto layers=2", rows);
 }
 
-static void digests_and_reductions(void **state)
+TEST(digests_and_reductions)
 {
     static const row rows[] = {
         {"digest=minmax group_reduce=mean-softmax sub_digests=1", .steps = 30},
@@ -236,7 +236,7 @@ static void digests_and_reductions(void **state)
 
 /* Codes score tokens: pages of any size, static sets that come and go, dtypes and dimensions.
  * Masses have eight bits, so some tokens tie. */
-static void codes(void **state)
+TEST(codes)
 {
     static const row rows[] = {
         {"select=dynamic dtype=bf16 page_size=1 query_heads=6", 0, 300, 36},
@@ -254,7 +254,7 @@ static void codes(void **state)
 
 /* Pages counted by their tokens: digests, sinks longer than a page, every share of the static set,
  * pages of one token, which have no holes. */
-static void budgets_filled_with_tokens(void **state)
+TEST(budgets_filled_with_tokens)
 {
     static const row rows[] = {
         {"static_ratio=0.25 budget_tokens=120", 8, 300, 40},
@@ -270,7 +270,7 @@ static void budgets_filled_with_tokens(void **state)
 }
 
 /* Dtypes, page sizes, no sink, a sink longer than a page, odd windows, layers, scales. */
-static void geometries(void **state)
+TEST(geometries)
 {
     static const row rows[] = {
         {"dtype=bf16 sink_tokens=0 query_heads=8 layers=2", 8, 300, 40},
@@ -305,7 +305,7 @@ static void geometries(void **state)
 }
 
 /* Few slots: victims by lowest score, and what a resident refresh can see, as defined. */
-static void slots_and_victims(void **state)
+TEST(slots_and_victims)
 {
     static const row rows[] = {
         {"device_bytes=1073741824 transfer=direct", .steps = 70},
@@ -317,7 +317,7 @@ static void slots_and_victims(void **state)
 }
 
 /* k = 1024 tokens beside a window of 64 to 95, as published: at most a page less. */
-static void the_prkv_preset_attends_to_k_tokens(void **state)
+TEST(the_prkv_preset_attends_to_k_tokens)
 {
     enum { PROMPT = 2000, STEPS = 8, K = 1024, LOCAL = 64 };
     test_world w;
@@ -346,12 +346,4 @@ static void the_prkv_preset_attends_to_k_tokens(void **state)
     }
     kvf_sequence_destroy(s);
     test_close(&w, &t);
-}
-
-int main(void)
-{
-    return unit_run(policies_agree_with_the_naive_model, growing_past_the_budget,
-                    a_budget_that_grows, static_ratios, the_automatic_ratio, digests_and_reductions,
-                    codes, budgets_filled_with_tokens, the_prkv_preset_attends_to_k_tokens,
-                    geometries, slots_and_victims);
 }

@@ -55,7 +55,7 @@ static test_scenario scenario_of(const uint8_t *mask, float share)
                            .chunk = 128};
 }
 
-static void all_segments_are_all_hot(void **state)
+TEST(all_segments_are_all_hot)
 {
     /* The emulated device is slow: three cases with all types. */
     for (uint32_t i = 0; i < (TEST_SANITIZED && test_on_cuda() ? 3 : 6); i++) {
@@ -95,7 +95,7 @@ static size_t differing(const test_trace *a, const test_trace *b, uint32_t layer
     return n;
 }
 
-static void hot_heads_keep_their_bits(void **state)
+TEST(hot_heads_keep_their_bits)
 {
     test_trace hot, mixed;
     test_scenario sc = scenario_of(NULL, 0.1f);
@@ -128,8 +128,6 @@ static seen_view views[LAYERS * HEADS];
 static uint32_t note_view(void *user, const kvf_select_view *view, int32_t *ids)
 {
     seen_view *to = &views[view->layer * HEADS + view->kv_head];
-    (void)user;
-    (void)ids;
     to->pages = view->pages;
     to->chosen = view->pages_max;
     memcpy(to->scores, view->scores, view->pages * sizeof *to->scores);
@@ -211,7 +209,7 @@ static void expect_best(const seen_view *v, const double *weight, uint32_t count
         fail_msg("token %u: a segment of %g was left out, one of %g was not", token, most, least);
 }
 
-static void what_is_left_out_follows_from_codes(void **state)
+TEST(what_is_left_out_follows_from_codes)
 {
     test_world w;
     test_tokens t;
@@ -256,7 +254,7 @@ static void what_is_left_out_follows_from_codes(void **state)
     test_tokens_free(&t);
 }
 
-static void centroids_are_part_of_the_plan(void **state)
+TEST(centroids_are_part_of_the_plan)
 {
     test_world w;
     kvf_cache_plan with, without;
@@ -271,10 +269,4 @@ static void centroids_are_part_of_the_plan(void **state)
     assert_true(with.device_digest_bytes <= without.device_digest_bytes + centroids + 256);
     assert_int_equal(with.device_kv_bytes, without.device_kv_bytes);
     test_world_close(&w);
-}
-
-int main(void)
-{
-    return unit_run(all_segments_are_all_hot, hot_heads_keep_their_bits,
-                    what_is_left_out_follows_from_codes, centroids_are_part_of_the_plan);
 }

@@ -106,7 +106,7 @@ static void run_against_dense(kvf_cache_config config, uint64_t seed, const char
     test_trace_free(&trace);
 }
 
-static void full_budget_is_dense(void **state)
+TEST(full_budget_is_dense)
 {
     const uint64_t seed = test_seed(20260101);
     for (size_t i = 0; i < sizeof geometries / sizeof *geometries; i++) {
@@ -119,7 +119,7 @@ static void full_budget_is_dense(void **state)
 }
 
 /* The host device takes every multiple of 16. */
-static void head_dims_are_multiples_of_16(void **state)
+TEST(head_dims_are_multiples_of_16)
 {
     const uint64_t seed = test_seed(53);
     for (uint32_t i = 0; i < KVF_HEAD_DIM_MAX / 16 && !test_on_cuda(); i++) {
@@ -131,7 +131,7 @@ static void head_dims_are_multiples_of_16(void **state)
 }
 
 /* A GPU takes the first two of these values narrower than keys. */
-static void values_are_narrower(void **state)
+TEST(values_are_narrower)
 {
     static const geometry narrow[] = {
         {KVF_BF16, 192, 2, 4, 4, 2, 128}, {KVF_FP32, 192, 1, 3, 16, 1, 128},
@@ -147,7 +147,7 @@ static void values_are_narrower(void **state)
 }
 
 /* A GPU refuses what it has no matrix products for. */
-static void a_gpu_takes_some_head_dims(void **state)
+TEST(a_gpu_takes_some_head_dims)
 {
     static const char all[] = "the CUDA device takes 32, 64, 80, 96, 128, 192 and 256";
     static const struct {
@@ -177,7 +177,7 @@ static void a_gpu_takes_some_head_dims(void **state)
 }
 
 /* Without a static set nothing depends on the queries of the prompt. */
-static void append_only_prefill_leaves_the_same_cache(void **state)
+TEST(append_only_prefill_leaves_the_same_cache)
 {
     const uint64_t seed = test_seed(43);
     kvf_cache_config c = test_config_small();
@@ -217,7 +217,7 @@ static kvf_status params_row(void *user, char *change, size_t size, kvf_error *e
 }
 
 /* Attention parameters that are none are refused by name, and change nothing. */
-static void bad_forms_are_named(void **state)
+TEST(bad_forms_are_named)
 {
     const kvf_cache_config c = test_config_small();
     test_world w;
@@ -247,7 +247,7 @@ static void give_sink(const test_world *w, float sink)
 }
 
 /* The sequence of a step may end before the step has begun, and then its layer takes others. */
-static void a_step_has_the_sinks_of_its_time(void **state)
+TEST(a_step_has_the_sinks_of_its_time)
 {
     const kvf_cache_config c = test_config_small();
     static _Atomic int is_given;
@@ -271,11 +271,4 @@ static void a_step_has_the_sinks_of_its_time(void **state)
     test_wait(&w);
     assert_memory_equal(out[1], out[0], 4 * 64 * sizeof(float));
     test_close(&w, &t);
-}
-
-int main(void)
-{
-    return unit_run(full_budget_is_dense, bad_forms_are_named, a_step_has_the_sinks_of_its_time,
-                    head_dims_are_multiples_of_16, values_are_narrower, a_gpu_takes_some_head_dims,
-                    append_only_prefill_leaves_the_same_cache);
 }

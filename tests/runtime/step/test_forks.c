@@ -275,7 +275,7 @@ static void family_of(const kvf_cache_config *cc, uint32_t members, bool can_cut
     free(f);
 }
 
-static void families_equal_single_sequences(void **state)
+TEST(families_equal_single_sequences)
 {
     static const uint8_t kinds[] = {1, 2}, rings[] = {0, 1};
     const uint64_t seed = test_seed(811);
@@ -385,7 +385,7 @@ static kvf_stats crowd_of(kvf_cache_config cc, crowd c)
 
 /* A page that rows of a call choose alike is moved once, by whichever way, and is then there for
  * calls of one. With room for all nothing that was sealed is moved at all. */
-static void forks_move_a_page_once(void **state)
+TEST(forks_move_a_page_once)
 {
     static const struct {
         kvf_transfer transfer;
@@ -473,7 +473,7 @@ static void score_members(uint32_t members, kinship kin)
 }
 
 /* Eager and recorded steps of rows without a tile in common take the form for single rows. */
-static void the_form_that_scores_is_that_of_the_rows(void **state)
+TEST(the_form_that_scores_is_that_of_the_rows)
 {
     kvf_emu_config config;
     if (!test_on_cuda())
@@ -534,7 +534,7 @@ static void rows_at_once_are_few(kvf_step *step, uint32_t most)
 }
 
 /* Between any two rows, the least of `common` is what they have in common. */
-static void order_says_what_is_common(void **state)
+TEST(order_says_what_is_common)
 {
     test_random random = {test_seed(77)};
     kvf_block(*blocks)[TILES * PER_TILE] = calloc(ROWS, sizeof *blocks);
@@ -591,7 +591,7 @@ static void order_says_what_is_common(void **state)
 }
 
 /* A tile is one task for many rows only where other tiles keep the device busy. */
-static void few_tiles_are_weighed_by_many(void **state)
+TEST(few_tiles_are_weighed_by_many)
 {
     enum { FORKS = 16, LISTS = 3 };
     kvf_kv_group kv_group = {.dims.paging = {.block_size = BLOCK, .lists = LISTS}};
@@ -609,16 +609,4 @@ static void few_tiles_are_weighed_by_many(void **state)
     assert_true(kvf_step_rows_at_once(&step, &threads[0]) >= FORKS);
     assert_int_equal(kvf_step_rows_at_once(&step, &threads[1]), 1);
     assert_int_equal(kvf_step_rows_at_once(&step, &cuda), 1);
-}
-
-int main(void)
-{
-#if TEST_HAS_EMULATOR
-    return unit_run(families_equal_single_sequences, forks_move_a_page_once,
-                    the_form_that_scores_is_that_of_the_rows, order_says_what_is_common,
-                    few_tiles_are_weighed_by_many);
-#else
-    return unit_run(families_equal_single_sequences, forks_move_a_page_once,
-                    order_says_what_is_common, few_tiles_are_weighed_by_many);
-#endif
 }

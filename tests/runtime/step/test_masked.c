@@ -136,7 +136,7 @@ static void expect_run(const test_scenario *sc, const char *what)
     test_tokens_free(&t);
 }
 
-static void any_mask_is_what_it_says(void **state)
+TEST(any_mask_is_what_it_says)
 {
     static const uint32_t sinks[] = {0, 6, 8, 17}, recents[] = {1, 8, 21, 64};
     const uint64_t seed = 401;
@@ -169,7 +169,7 @@ static void any_mask_is_what_it_says(void **state)
 static const uint8_t mask_of_windows[12] = {1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0};
 
 /* Windows of layers, lengths about sink and window, and rings that wrap many times. */
-static void windows_and_lengths(void **state)
+TEST(windows_and_lengths)
 {
     static const struct {
         const char *settings;
@@ -208,7 +208,7 @@ static void windows_and_lengths(void **state)
 }
 
 /* Wherever a prompt is cut: sink and window are summed in the same order. */
-static void chunks_change_no_bit(void **state)
+TEST(chunks_change_no_bit)
 {
     static const uint32_t sizes[] = {1, 7, 32, 100};
     for (uint32_t i = 0; i < 3; i++) {
@@ -239,7 +239,7 @@ static void chunks_change_no_bit(void **state)
 }
 
 /* Cells whose mask is 1 have the bits of a cache without a mask: all of them, or some. */
-static void retrieval_heads_keep_their_bits(void **state)
+TEST(retrieval_heads_keep_their_bits)
 {
     static const uint8_t ones[12] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
     test_trace plain, masked;
@@ -271,10 +271,4 @@ static void retrieval_heads_keep_their_bits(void **state)
         test_trace_free(&masked);
     }
     test_trace_free(&plain);
-}
-
-int main(void)
-{
-    return unit_run(any_mask_is_what_it_says, windows_and_lengths, chunks_change_no_bit,
-                    retrieval_heads_keep_their_bits);
 }

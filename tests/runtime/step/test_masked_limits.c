@@ -39,7 +39,7 @@ static kvf_cache_plan plan_of(kvf_runtime *runtime, const kvf_cache_config *c)
     return p;
 }
 
-static void memory_is_what_the_mask_says(void **state)
+TEST(memory_is_what_the_mask_says)
 {
     kvf_runtime *runtime = NULL;
     const kvf_runtime_config rc = test_runtime_config();
@@ -80,7 +80,7 @@ static void memory_is_what_the_mask_says(void **state)
     kvf_runtime_close(runtime);
 }
 
-static void a_cache_takes_its_plan(void **state)
+TEST(a_cache_takes_its_plan)
 {
     static const uint8_t *const masks[] = {mask_of_all_kinds, zeros};
     for (uint32_t i = 0; i < 2; i++) {
@@ -107,7 +107,7 @@ static void a_cache_takes_its_plan(void **state)
 }
 
 /* Windows in force are a copy; where all have one length they are that. */
-static void windows_in_force(void **state)
+TEST(windows_in_force)
 {
     static const uint32_t some[LAYERS] = {40, 9, 0}, equal[LAYERS] = {9, 9, 0};
     for (uint32_t i = 0; i < 2; i++) {
@@ -127,7 +127,7 @@ static void windows_in_force(void **state)
     }
 }
 
-static void steps_and_tokens_are_counted(void **state)
+TEST(steps_and_tokens_are_counted)
 {
     enum { PROMPT = 20, STEPS = 12 };
     test_world w;
@@ -176,7 +176,7 @@ static void expect_text(test_world *w, const char *text)
         fail_msg("\"%s\" does not say \"%s\"", got, text);
 }
 
-static void what_needs_pages_is_refused(void **state)
+TEST(what_needs_pages_is_refused)
 {
     test_world w;
     test_tokens t;
@@ -216,7 +216,7 @@ static void what_needs_pages_is_refused(void **state)
     test_close(&w, &t);
 }
 
-static void a_full_pool_changes_nothing(void **state)
+TEST(a_full_pool_changes_nothing)
 {
     test_world w;
     test_tokens t;
@@ -252,7 +252,7 @@ static uint32_t note_view(void *user, const kvf_select_view *view, int32_t *ids)
     return 0;
 }
 
-static void custom_policies_see_the_models_heads(void **state)
+TEST(custom_policies_see_the_models_heads)
 {
     test_world w;
     test_tokens t;
@@ -271,11 +271,4 @@ static void custom_policies_see_the_models_heads(void **state)
     test_wait(&w);
     assert_memory_equal(seen, mask_of_all_kinds, sizeof seen);
     test_close(&w, &t);
-}
-
-int main(void)
-{
-    return unit_run(memory_is_what_the_mask_says, a_cache_takes_its_plan, windows_in_force,
-                    steps_and_tokens_are_counted, what_needs_pages_is_refused,
-                    a_full_pool_changes_nothing, custom_policies_see_the_models_heads);
 }

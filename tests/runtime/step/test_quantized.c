@@ -103,7 +103,7 @@ static void compare_layer(const test_scenario *sc, const test_trace *trace, cons
 
 /* Every token of a prompt, and every step, attends to sink and window as they came and to the rest
  * as it was quantized. */
-static void what_was_quantized_is_attended(void **state)
+TEST(what_was_quantized_is_attended)
 {
     const uint64_t seed = test_seed(1301);
     static const struct {
@@ -169,8 +169,10 @@ static kvf_cache_config quantized_config(uint32_t i)
 
 /* ---- sizes ---- */
 
-static void pages_are_smaller(void **state)
+TEST(pages_are_smaller)
 {
+    if (test_on_cuda())
+        return;
     static const struct {
         uint32_t head_dim, page_size;
         kvf_pages pages;
@@ -346,7 +348,7 @@ static void choose_pages(lister *l, test_random *r)
 
 /* Selection and attention on their own are a step, whoever attends, over the pages of a step or of
  * the caller. */
-static void listed_pages_are_what_steps_attend_to(void **state)
+TEST(listed_pages_are_what_steps_attend_to)
 {
     const uint64_t seed = test_seed(1321);
     for (uint32_t i = 0; i < turns_here(6); i++) {
@@ -392,8 +394,10 @@ static void listed_pages_are_what_steps_attend_to(void **state)
     }
 }
 
-static void lists_of_anything_else_are_refused(void **state)
+TEST(lists_of_anything_else_are_refused)
 {
+    if (test_on_cuda())
+        return;
     kvf_cache_config c = quantized_config(1);
     lister l = {0};
     c.layers = 1;
@@ -427,8 +431,10 @@ static void refused(const kvf_cache_config *c, const char *text)
     kvf_runtime_close(runtime);
 }
 
-static void a_gpu_refuses_some(void **state)
+TEST(a_gpu_refuses_some)
 {
+    if (!test_on_cuda())
+        return;
     kvf_cache_config c = quantized_config(1);
     c.dtype = KVF_FP16;
     refused(&c, "pages = k8v4: the CUDA device dequantizes pages in dtype = bf16 only; set that or "
@@ -439,13 +445,4 @@ static void a_gpu_refuses_some(void **state)
     refused(&c,
             "pages = k8v4: the CUDA device dequantizes pages of head_dim 64, 128 and 192, not 96; "
             "set pages = bf16, or use the host device");
-}
-
-int main(void)
-{
-    return test_on_cuda() ? unit_run(what_was_quantized_is_attended, a_gpu_refuses_some,
-                                     listed_pages_are_what_steps_attend_to)
-                          : unit_run(what_was_quantized_is_attended, pages_are_smaller,
-                                     listed_pages_are_what_steps_attend_to,
-                                     lists_of_anything_else_are_refused);
 }

@@ -105,7 +105,7 @@ static void make(test_tokens t[SEQUENCES], const kvf_cache_config *c, uint64_t s
                 .count = PROMPT + STEPS, .seed = seed + i, .sharpness = 1.5f, .topics = 4});
 }
 
-static void queries_have_the_bits_of_copies(void **state)
+TEST(queries_have_the_bits_of_copies)
 {
     static const char *const settings[] = {
         "select=dynamic digest=codes",
@@ -137,7 +137,7 @@ static void queries_have_the_bits_of_copies(void **state)
 }
 
 /* A static set is the owner's, and is chosen as if nobody had asked. */
-static void a_static_set_does_not_notice(void **state)
+TEST(a_static_set_does_not_notice)
 {
     static const char *const settings[] = {"select=hybrid refresh_interval=5 static_ratio=0.5",
                                            "select=static refresh_interval=3",
@@ -158,7 +158,7 @@ static void a_static_set_does_not_notice(void **state)
     }
 }
 
-static void a_full_budget_is_dense(void **state)
+TEST(a_full_budget_is_dense)
 {
     const uint64_t seed = test_seed(4253);
     const kvf_cache_config c = config_of("budget_tokens=2000");
@@ -185,7 +185,7 @@ static void a_full_budget_is_dense(void **state)
 }
 
 /* Calls that are refused, by name, and change nothing. */
-static void refusals_are_named(void **state)
+TEST(refusals_are_named)
 {
     const struct {
         const char *settings;
@@ -224,7 +224,7 @@ static void refusals_are_named(void **state)
     }
 }
 
-static void bad_calls_are_named(void **state)
+TEST(bad_calls_are_named)
 {
     const kvf_cache_config c = config_of("tokens_per_step_max=2");
     test_world w;
@@ -253,10 +253,4 @@ static void bad_calls_are_named(void **state)
     test_expect(w.runtime, kvf_prefill(w.cache, &chunk, w.stream), KVF_INVALID);
     assert_int_equal(kvf_sequence_length(s, 0), 20);
     test_close(&w, &t);
-}
-
-int main(void)
-{
-    return unit_run(queries_have_the_bits_of_copies, a_static_set_does_not_notice,
-                    a_full_budget_is_dense, refusals_are_named, bad_calls_are_named);
 }

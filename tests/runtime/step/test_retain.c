@@ -161,7 +161,7 @@ static kvf_cache_config keep_config(uint32_t i)
 
 /* Once, and once more what is left, as chunked eviction does; the second time with a static set
  * where there is one. */
-static void kept_tokens_are_a_fresh_sequence(void **state)
+TEST(kept_tokens_are_a_fresh_sequence)
 {
     const uint64_t seed = test_seed(2311);
     test_random r = {seed};
@@ -232,7 +232,7 @@ static kvf_status keep_at_last(test_world *w, heap *h, kvf_sequence *s, kvf_sequ
 }
 
 /* A fork that keeps some tokens leaves its parent alone; without room it leaves itself alone. */
-static void a_fork_keeps_for_itself(void **state)
+TEST(a_fork_keeps_for_itself)
 {
     const uint64_t seed = test_seed(2333);
     for (uint32_t i = 0; i < turns_here(6); i++) {
@@ -309,7 +309,7 @@ static float *scores_of(test_world *w, kvf_sequence *s, const kvf_scores_args *a
 }
 
 /* Kept queries of tokens that were kept score as those queries given do; others are gone. */
-static void kept_queries_stay_valid(void **state)
+TEST(kept_queries_stay_valid)
 {
     const uint64_t seed = test_seed(91);
     for (uint32_t window = 0; window < 24; window += 5) {
@@ -358,7 +358,7 @@ static void kept_queries_stay_valid(void **state)
 }
 
 /* Scores are those of what a step would attend to: exact sink and window, and quantized pages. */
-static void scores_are_of_what_steps_see(void **state)
+TEST(scores_are_of_what_steps_see)
 {
     const uint64_t seed = test_seed(2339);
     for (uint32_t i = 1; i < turns_here(9); i += 1 + i % 3 / 2) { /* quantized ones */
@@ -403,7 +403,7 @@ static void scores_are_of_what_steps_see(void **state)
 
 /* ---- clearing ---- */
 
-static void a_cleared_sequence_is_a_fresh_one(void **state)
+TEST(a_cleared_sequence_is_a_fresh_one)
 {
     const uint64_t seed = test_seed(5150);
     for (uint32_t i = 0; i < 6; i++) {
@@ -447,7 +447,7 @@ static void a_cleared_sequence_is_a_fresh_one(void **state)
 
 /* Behind a prompt in a cache with streaming heads the next sequence finds nothing of it, and the
  * cache says that it cannot be pruned. */
-static void streaming_heads_start_over(void **state)
+TEST(streaming_heads_start_over)
 {
     static const uint8_t mask[] = {1, 0};
     test_world w;
@@ -477,7 +477,7 @@ static void streaming_heads_start_over(void **state)
 
 /* ---- refusals, layers ---- */
 
-static void bad_calls_change_nothing(void **state)
+TEST(bad_calls_change_nothing)
 {
     test_world w;
     test_tokens t;
@@ -541,7 +541,7 @@ static void step_layers(test_world *w, kvf_sequence **s, const test_tokens *t, u
 }
 
 /* Layer 1 keeps a third: forks, dense attention beside it, and replays where there are any. */
-static void layers_of_different_lengths_decode(void **state)
+TEST(layers_of_different_lengths_decode)
 {
     const uint64_t seed = 2024;
     test_world w;
@@ -597,12 +597,4 @@ static void layers_of_different_lengths_decode(void **state)
         test_rows_close(&a);
         test_rows_close(&b);
     }
-}
-
-int main(void)
-{
-    return unit_run(kept_tokens_are_a_fresh_sequence, a_fork_keeps_for_itself,
-                    kept_queries_stay_valid, scores_are_of_what_steps_see,
-                    a_cleared_sequence_is_a_fresh_one, streaming_heads_start_over,
-                    bad_calls_change_nothing, layers_of_different_lengths_decode);
 }

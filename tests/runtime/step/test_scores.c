@@ -187,7 +187,7 @@ static uint32_t between(test_random *r, uint32_t low, uint32_t high)
     return low + test_random_below(r, high - low + 1);
 }
 
-static void scores_are_what_they_say(void **state)
+TEST(scores_are_what_they_say)
 {
     const uint64_t seed = 20260;
     static float some;
@@ -228,7 +228,7 @@ static void scores_are_what_they_say(void **state)
 }
 
 /* Every query of a prompt, chunk after chunk into rows as long as the prompt. */
-static void chunks_add_up_to_the_prompt(void **state)
+TEST(chunks_add_up_to_the_prompt)
 {
     const uint64_t seed = 640;
     const uint32_t n = 150, chunk = 47;
@@ -270,9 +270,4 @@ static void chunks_add_up_to_the_prompt(void **state)
     }
     test_close(&w, &t);
     test_release(out);
-}
-
-int main(void)
-{
-    return unit_run(scores_are_what_they_say, chunks_add_up_to_the_prompt);
 }

@@ -85,7 +85,7 @@ static void run_seed(const seed_case *x, uint64_t seed)
     test_release(out);
 }
 
-static void a_seed_is_the_static_set(void **state)
+TEST(a_seed_is_the_static_set)
 {
     const uint64_t seed = test_seed(310);
     static const seed_case cases[] = {
@@ -96,7 +96,7 @@ static void a_seed_is_the_static_set(void **state)
 }
 
 /* Every token in the budget: whatever is seeded, attention is dense. */
-static void a_seed_with_full_budget_is_dense(void **state)
+TEST(a_seed_with_full_budget_is_dense)
 {
     const uint64_t seed = test_seed(77);
     const float ratios[] = {0.5f, 1.0f, KVF_STATIC_RATIO_AUTO};
@@ -130,9 +130,4 @@ static void a_seed_with_full_budget_is_dense(void **state)
         test_release(scores);
         test_release(out);
     }
-}
-
-int main(void)
-{
-    return unit_run(a_seed_is_the_static_set, a_seed_with_full_budget_is_dense);
 }

@@ -22,7 +22,6 @@ enum { PROMPT = TEST_SANITIZED ? 120 : 190, TOKENS = 44 };
 static uint32_t choose_scored(void *user, const kvf_select_view *view, int32_t *ids)
 {
     uint32_t count = 0;
-    (void)user;
     for (uint32_t i = view->pages; i-- > 0 && count < view->pages_max;)
         if (view->scores[i] > -INFINITY && (i % 3 || view->pages < 8))
             ids[count++] = (int32_t)i;
@@ -90,7 +89,7 @@ static outcome play(const kvf_cache_config *c, const test_tokens *t, bool severa
     return o;
 }
 
-static void several_tokens_are_single_ones(void **state)
+TEST(several_tokens_are_single_ones)
 {
     static const char *const settings[] = {
         "select=hybrid", "select=full transfer=gather verify_interval=9",
@@ -137,7 +136,7 @@ static void several_tokens_are_single_ones(void **state)
 }
 
 /* Sixteen tokens are one step, or as many as begin with a block that is sealed. */
-static void tokens_share_a_step(void **state)
+TEST(tokens_share_a_step)
 {
     const uint64_t seed = test_seed(1231);
     kvf_runtime_config rc = test_runtime_config();
@@ -166,7 +165,7 @@ static void tokens_share_a_step(void **state)
 }
 
 /* A pool that has room for some of the tokens: nothing is appended. */
-static void a_full_pool_takes_nothing(void **state)
+TEST(a_full_pool_takes_nothing)
 {
     const uint64_t seed = test_seed(1229);
     kvf_cache_config c = test_config_small();
@@ -190,7 +189,7 @@ static void a_full_pool_takes_nothing(void **state)
     test_close(&w, &t);
 }
 
-static void refusals(void **state)
+TEST(refusals)
 {
     kvf_cache_config c = test_config_small();
     test_tokens t;
@@ -223,10 +222,4 @@ static void refusals(void **state)
     assert_int_equal(kvf_sequence_position(s, 0, 1), 7);
     test_wait(&w);
     test_close(&w, &t);
-}
-
-int main(void)
-{
-    return unit_run(several_tokens_are_single_ones, tokens_share_a_step, a_full_pool_takes_nothing,
-                    refusals);
 }

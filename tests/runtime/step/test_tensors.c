@@ -67,7 +67,7 @@ static void run_both(kvf_cache_config c, uint64_t seed, const char *what)
     test_trace_free(&wide);
 }
 
-static void runs_are_those_of_rounded_numbers(void **state)
+TEST(runs_are_those_of_rounded_numbers)
 {
     static const save_case more[] = {
         {"fp16", "digest=codes select=dynamic page_size=4 dtype=fp16 head_dim=80"},
@@ -77,7 +77,6 @@ static void runs_are_those_of_rounded_numbers(void **state)
         {NULL, NULL},
     };
     const uint64_t seed = test_seed(710);
-    (void)state;
     for (uint32_t i = 0; save_cases[i].name; i++)
         if (test_takes(i))
             run_both(save_config(&save_cases[i]), seed + i, save_cases[i].name);
@@ -150,7 +149,7 @@ static void pair_swap_files(pair *p)
     }
 }
 
-static void files_are_those_of_rounded_numbers(void **state)
+TEST(files_are_those_of_rounded_numbers)
 {
     static const save_case cases[] = {
         {"codes", "digest=codes select=dynamic page_size=4"},
@@ -160,7 +159,6 @@ static void files_are_those_of_rounded_numbers(void **state)
         {NULL, NULL},
     };
     const uint64_t seed = test_seed(740);
-    (void)state;
     for (uint32_t i = 0; cases[i].name; i++) {
         pair p;
         pair_open(&p, save_config(&cases[i]), seed + i);
@@ -175,7 +173,7 @@ static void files_are_those_of_rounded_numbers(void **state)
 }
 
 /* Queries and outputs alone are wide: the bits of a cache for which all are. */
-static void wide_queries_have_the_bits_of_all(void **state)
+TEST(wide_queries_have_the_bits_of_all)
 {
     static const save_case cases[] = {
         {"codes", "digest=codes select=dynamic page_size=4"},
@@ -183,7 +181,6 @@ static void wide_queries_have_the_bits_of_all(void **state)
         {"int4", "pages=k8v4 digest=codes"},
         {NULL, NULL},
     };
-    (void)state;
     for (uint32_t i = 0; cases[i].name; i++) {
         kvf_cache_config c = save_config(&cases[i]);
         test_world w;
@@ -227,13 +224,12 @@ static void wide_queries_have_the_bits_of_all(void **state)
 
 /* ---- lists and scores ---- */
 
-static void lists_are_those_of_rounded_numbers(void **state)
+TEST(lists_are_those_of_rounded_numbers)
 {
     const save_case of = {"lists", "digest=codes select=dynamic page_size=4 static_ratio=0"};
     pair p;
     uint32_t count[2];
     kvf_page_lists lists[2];
-    (void)state;
     pair_open(&p, save_config(&of), test_seed(770));
     for (uint32_t i = 0; i < 2; i++) {
         const uint32_t heads = p.t[i].kv_heads, most = heads * kvf_select_pages_max(p.w[i].cache);
@@ -270,12 +266,11 @@ static void lists_are_those_of_rounded_numbers(void **state)
 }
 
 /* Queries that are given, more than one launch takes; and those that the cache has kept. */
-static void scores_are_those_of_rounded_numbers(void **state)
+TEST(scores_are_those_of_rounded_numbers)
 {
     const save_case of = {"scores", "digest=codes select=dynamic observe_window=32"};
     pair p;
     float *out[2];
-    (void)state;
     pair_open(&p, save_config(&of), test_seed(780));
     for (uint32_t kept = 0; kept < 2; kept++) {
         for (uint32_t i = 0; i < 2; i++) {
@@ -301,13 +296,12 @@ static void scores_are_those_of_rounded_numbers(void **state)
 
 /* ---- what is not finite once it is rounded ---- */
 
-static void what_rounds_to_infinity_is_no_number(void **state)
+TEST(what_rounds_to_infinity_is_no_number)
 {
     const save_case of = {"large", "digest=codes select=dynamic dtype=fp16"};
     kvf_cache_config c = save_config(&of);
     test_world w;
     test_tokens t;
-    (void)state;
     c.tensors = KVF_TENSORS_FP32;
     for (uint32_t is_large = 0; is_large < 2; is_large++) {
         test_open(&w, &t, &c, &(test_tokens_spec){.count = TOKENS, .seed = 790, .sharpness = 1.0f});
@@ -333,10 +327,4 @@ static void what_rounds_to_infinity_is_no_number(void **state)
     }
 }
 
-int main(void)
-{
-    return unit_run_around(NULL, save_remove_folder, runs_are_those_of_rounded_numbers,
-                           files_are_those_of_rounded_numbers, wide_queries_have_the_bits_of_all,
-                           lists_are_those_of_rounded_numbers, scores_are_those_of_rounded_numbers,
-                           what_rounds_to_infinity_is_no_number);
-}
+TESTS_RUN_BETWEEN(NULL, save_remove_folder)

@@ -182,7 +182,7 @@ static piece random_piece(test_random *r, uint32_t most)
 }
 
 /* The first one has nothing left after the cut. */
-static void any_history(void **state)
+TEST(any_history)
 {
     const uint64_t seed = test_seed(907);
     test_random r = {seed};
@@ -219,7 +219,7 @@ static void any_history(void **state)
 
 /* Chosen before the cut, with all keys at every refresh: what was resident has no say. A refresh is
  * in the tail, after as many tokens as were dropped. */
-static void a_static_set_stays(void **state)
+TEST(a_static_set_stays)
 {
     const uint64_t seed = test_seed(919);
     for (uint32_t forks = 0; forks < 3; forks++) {
@@ -242,7 +242,7 @@ static void a_static_set_stays(void **state)
 
 /* Chosen by dropped queries: as if the tokens that stay were a prompt of whose queries only those
  * that are left were kept. */
-static void a_static_set_is_dissolved(void **state)
+TEST(a_static_set_is_dissolved)
 {
     const uint64_t seed = test_seed(929);
     enum { PROMPT = 200, TAIL = 40 };
@@ -286,7 +286,7 @@ static void a_static_set_is_dissolved(void **state)
 }
 
 /* Kept queries are those of the tokens that stay, however many of the newest go with a cut. */
-static void queries_go_with_their_tokens(void **state)
+TEST(queries_go_with_their_tokens)
 {
     enum { PROMPT = 100, WINDOW = 20 }; /* more than local_tokens */
     for (uint32_t dropped = WINDOW - 2; dropped <= WINDOW + 2; dropped++) {
@@ -315,7 +315,7 @@ static void queries_go_with_their_tokens(void **state)
 /* ---- ends ---- */
 
 /* By position, because layers may hold different tokens. */
-static void layers_are_cut_by_position(void **state)
+TEST(layers_are_cut_by_position)
 {
     kvf_cache_config c = cut_config();
     test_tokens t;
@@ -343,7 +343,7 @@ static void layers_are_cut_by_position(void **state)
     test_close(&w, &t);
 }
 
-static void refusals_name_what_is_wrong(void **state)
+TEST(refusals_name_what_is_wrong)
 {
     kvf_cache_config c = cut_config();
     test_tokens t;
@@ -386,11 +386,4 @@ static void refusals_name_what_is_wrong(void **state)
         "head_mask has streaming heads, whose rings have lost what the newest tokens took the "
         "place of; fork before tokens that may have to go, or open the cache without a mask");
     test_close(&w, &t);
-}
-
-int main(void)
-{
-    return unit_run(any_history, a_static_set_stays, a_static_set_is_dissolved,
-                    queries_go_with_their_tokens, layers_are_cut_by_position,
-                    refusals_name_what_is_wrong);
 }
