@@ -35,10 +35,6 @@ const char *kvf_prune_prompt_problem(const kvf_prune_settings *settings, uint32_
 uint32_t kvf_fastkv_layer(const kvf_prune_settings *settings, uint32_t layers);
 uint32_t kvf_gemfilter_layer(const kvf_prune_settings *settings, uint32_t layers);
 
-/* PyramidKV: what a KV head of a layer keeps beside the window. `capacity` includes the window. */
-uint32_t kvf_pyramidkv_count(const kvf_prune_settings *settings, const kvf_prune_view *view,
-                             uint32_t capacity);
-
 /*
  * How policies choose tokens: shares of a count, the best of a row, the window added to them.
  *

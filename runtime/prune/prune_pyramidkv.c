@@ -15,8 +15,9 @@
 #include "common/base.h"
 #include "policies.h"
 
-uint32_t kvf_pyramidkv_count(const kvf_prune_settings *settings, const kvf_prune_view *view,
-                             uint32_t capacity)
+/* Tokens that a KV head keeps beside the window. `capacity` includes the window. */
+static uint32_t pyramidkv_count(const kvf_prune_settings *settings, const kvf_prune_view *view,
+                                uint32_t capacity)
 {
     const uint64_t window = view->window, n = view->tokens;
     const uint64_t mean = capacity > window ? capacity - window : 0;
@@ -41,7 +42,7 @@ static void pyramidkv_decide(const kvf_prune_view *view, kvf_prune_answer *answe
                                   : kvf_share_count(view->tokens, kvf_share_value(settings->keep));
     if (view->tokens < capacity || view->tokens <= view->window)
         return;
-    kvf_answer_keep_top(view, view->window + kvf_pyramidkv_count(settings, view, capacity), answer);
+    kvf_answer_keep_top(view, view->window + pyramidkv_count(settings, view, capacity), answer);
 }
 
 const kvf_prune_policy kvf_prune_pyramidkv = {

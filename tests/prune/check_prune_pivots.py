@@ -225,74 +225,6 @@ def check_transition(random):
     print("transition: 400 sequences of layers")
 
 
-def phase_change(random, layers, change, heads, m, steps, noise):
-    """Attention that is broad, slowly and ever faster less so, until its greatest step leads to
-    layer `change`; from there on it is on few tokens, other ones in every layer."""
-    out = []
-    for layer in range(layers):
-        to = layer - change + len(steps)  # 1 = after the first step
-        if to < 1:
-            focus = 0.1 + 0.1 * (layer / change) ** 2
-        elif to <= len(steps):
-            focus = 0.2 + 0.6 * sum(steps[:to])
-        else:
-            focus = 0.8 + 0.1 * (1.0 - 0.5 ** (layer - change))
-        focus *= 1.0 + noise * random.normal()
-        broad = 1.0 + 0.5 * np.sin(np.arange(m) * 0.7)
-        few = np.where(np.arange(m) < 16, 1.0, 0.0)
-        row = (1.0 - focus) * broad / broad.sum() + focus * few / few.sum()
-        out.append(np.array([random.permutation(row) for _ in range(heads)], np.float32))
-    return out
-
-
-def online_pivot(layers, n, vectors, profiles):
-    """The first layer that is chosen, or None."""
-    heads, m = vectors[0].shape
-    policy = Policy("structkv", dict(STRUCTKV, layer_max=layers - 1), (layers, 2, heads, n))
-    for layer, (v, x) in enumerate(zip(vectors, profiles)):
-        if policy.decide(layer, n, n, v.reshape(2, -1, m).mean(axis=1), x).chosen:
-            return layer
-    return None
-
-
-def check_phase_change(random):
-    """Online and calibrated, the pivot is within one layer of the one after the change."""
-    layers, heads, m, window = 32, 8, 1016, 8
-    top = share_of(m + window, 0.1)
-    for change in (5, 9, 14, 20, 26):
-        for steps in ((1.0,), (0.3, 0.7), (0.1, 0.3, 0.6)):
-            # The online rule takes two lower scores for the end of the rise: until the change its
-            # sequence must rise in every layer. A calibration sees all layers and bears noise.
-            for noise in (0.0, 0.02):
-                vectors = phase_change(random, layers, change, heads, m, steps, noise)
-                what = "phase change at %d in steps %s, noise %g" % (change, steps, noise)
-                seen = [profile(v, top) for v in vectors]
-                measures = [x.astype(np.float64).mean(axis=0) for x in seen]
-                calibrated = kvferry.structkv_pivot(
-                    kvferry.structkv_transition(WEIGHTS, measures), 0, layers - 1)
-                if abs(calibrated - (change + 1)) > 1:
-                    sys.exit("%s: calibrated pivot %d" % (what, calibrated))
-                if noise:
-                    continue
-                online = online_pivot(layers, m + window, vectors, seen)
-                if online is None or abs(online - (change + 1)) > 1:
-                    sys.exit("%s: online pivot %s, calibrated %d" % (what, online, calibrated))
-    print("phase change: found online and calibrated")
-
-
-def check_step(random):
-    """A sudden change between phases that are constant to the bit."""
-    layers, heads, m, window = 24, 4, 504, 8
-    for change in range(1, 20):
-        broad = attention_like(random, 0, 0, heads, m)
-        few = broad ** 8
-        vectors = [broad if layer < change else few for layer in range(layers)]
-        chosen = online_pivot(layers, m + window, vectors, [profile(v, 51) for v in vectors])
-        if chosen is None or abs(chosen - (change + 1)) > 1:
-            sys.exit("step at %d: pivot %s" % (change, chosen))
-    print("step: found within one layer")
-
-
 # ------------------------------------------------------------ on a cache
 
 
@@ -358,8 +290,6 @@ def main():
     print("seed %d" % seed)
     random = np.random.default_rng(seed)
     check_transition(random)
-    check_phase_change(random)
-    check_step(random)
     check_structkv(random)
     check_asl(random)
     check_cache(random)

@@ -4,7 +4,7 @@
  * The registry, what settings may be, and how tokens are chosen.
  *
  * The policies' choice from scores is checked against other definitions by check_prune.py; here
- * are texts of refusals, numbers worked out by hand, and choosing at its extremes against a sort.
+ * are texts of refusals, shares by hand, and choosing at its extremes against a sort.
  */
 
 #include <math.h>
@@ -253,7 +253,7 @@ TEST(knows_prompts_that_are_too_short)
     expect_problem(&s, 1, NULL);
 }
 
-/* ---- numbers worked out by hand ---- */
+/* ---- shares ---- */
 
 TEST(shares_are_what_they_are_written_as)
 {
@@ -270,50 +270,6 @@ TEST(shares_are_what_they_are_written_as)
     assert_true(kvf_share_value(1.0f) == 1.0);
     assert_true((float)kvf_share_value(1.0f / 3.0f) == 1.0f / 3.0f);
     assert_true(kvf_share_value(1e-30f) == (double)1e-30f);
-}
-
-/* C = capacity - 8, mn = C / 20, mx = 2 C - mn, but at most n - 8; step = (mx - mn) / (L - 1). */
-TEST(pyramidkv_budgets_are_the_formulas)
-{
-    static const struct {
-        uint32_t n, capacity, layers, layer, count;
-    } golden[] = {
-        /* C = 100: mn 5, mx 195, step 190 / 31 = 6 */
-        {1000, 108, 32, 0, 195},
-        {1000, 108, 32, 1, 189},
-        {1000, 108, 32, 31, 9},
-        /* C = 2040: mn 102, mx 3978, step 3876 / 3 = 1292 */
-        {16384, 2048, 4, 0, 3978},
-        {16384, 2048, 4, 1, 2686},
-        {16384, 2048, 4, 2, 1394},
-        {16384, 2048, 4, 3, 102},
-        /* n - 8 = 193 < 195: mx 193, mn 7, step 186 / 31 = 6 */
-        {201, 108, 32, 0, 193},
-        {201, 108, 32, 31, 7},
-        /* n < 2 C = 200: C everywhere */
-        {199, 108, 32, 0, 100},
-        {199, 108, 32, 31, 100},
-        /* C = 56: mn 2, mx 110, step 108 / 1; one layer: C */
-        {512, 64, 2, 0, 110},
-        {512, 64, 2, 1, 2},
-        {512, 64, 1, 0, 56},
-        /* C = 0 */
-        {512, 8, 4, 0, 0},
-        {512, 8, 4, 3, 0},
-    };
-    const kvf_prune_settings settings = config_of("pyramidkv").settings;
-    for (size_t i = 0; i < sizeof golden / sizeof *golden; i++) {
-        const kvf_prune_view view = {.layer = golden[i].layer,
-                                     .layers = golden[i].layers,
-                                     .tokens = golden[i].n,
-                                     .prompt = golden[i].n,
-                                     .window = 8,
-                                     .candidates = golden[i].n - 8};
-        const uint32_t count = kvf_pyramidkv_count(&settings, &view, golden[i].capacity);
-        if (count != golden[i].count)
-            fail_msg("n = %u, capacity = %u, layer %u of %u: %u, by hand %u", golden[i].n,
-                     golden[i].capacity, golden[i].layer, golden[i].layers, count, golden[i].count);
-    }
 }
 
 /* ---- choosing ---- */
