@@ -3,7 +3,7 @@
 /*
  * Properties between kernels, whatever the variant: a digest's score bounds the keys in its
  * box, splitting and merging does not change attention, a skipped token is a token that is not
- * there, the two passes together are the one, and dense attention is prefill of the last token.
+ * there, and the two passes together are the one.
  */
 
 #include <math.h>
@@ -162,54 +162,6 @@ static void attention_properties(check *c, kvf_dtype dtype)
     check_elements(c, "split = whole: lse", lse[3], lse[0], KVF_FP32, GROUP, 1e-5, 1e-6);
 }
 
-/* The last row of prefill attends to what attend attends to over all pages. */
-static void prefill_is_dense(check *c, kvf_dtype dtype)
-{
-    const kvf_shape s = {dtype, D, P, KVF_PAGES_NATIVE, 0};
-    if (!check_begin(c))
-        return;
-    check_describe(c, "prefill = attend, %s", check_dtype_name(dtype));
-    const uint32_t count = SPANS * P - 5;
-    const void **blocks = check_in(c, SPANS * sizeof *blocks);
-    kvf_span *spans = check_in(c, SPANS * sizeof *spans);
-    void *q = check_in(c, GROUP * kvf_row_bytes(&s));
-    void *out[2] = {check_out(c, GROUP * kvf_row_bytes(&s)),
-                    check_out(c, GROUP * kvf_row_bytes(&s))};
-    float *lse[2] = {check_out(c, GROUP * sizeof(float)), check_out(c, GROUP * sizeof(float))};
-    check_fill(c, q, dtype, (size_t)GROUP * D, DATA_NORMAL);
-    for (uint32_t i = 0; i < SPANS; i++) {
-        void *page = check_in(c, kvf_page_bytes(&s));
-        check_fill(c, page, dtype, (size_t)2 * P * D, DATA_NORMAL);
-        blocks[i] = page;
-        spans[i] = (kvf_span){.page = page, .count = kvf_min_u32(P, count - i * P)};
-    }
-    setting x = {.q = q, .spans = spans, .count = SPANS, .split = 4};
-    run_attention(c, &s, &x, out[0], lse[0]);
-    kvf_prefill_kernel_args a = {.shape = s,
-                                 .kv_heads = 1,
-                                 .group = GROUP,
-                                 .tokens = 1,
-                                 .base = count - 1,
-                                 .scale = 0.09f,
-                                 .q_dtype = dtype,
-                                 .out_dtype = dtype,
-                                 .q = q,
-                                 .blocks = blocks,
-                                 .out = out[1],
-                                 .lse = lse[1]};
-    CHECK_RUN(c, c->var, prefill, &a, false);
-    /* neighbours in the element type */
-    const double one_rounding = dtype == KVF_BF16 ? 0x1p-7 : dtype == KVF_FP16 ? 0x1p-10 : 1e-5;
-    /* Tensor cores take the weights of prefill in the element type: each is off by a factor within
-     * 1 +- 2^-9 (2^-12 in fp16), so the average by that of max |v|, which is below 6 for normal
-     * values. */
-    const double unit = dtype == KVF_BF16 ? 0x1p-9 : dtype == KVF_FP16 ? 0x1p-12 : 0.0;
-    const double weights = c->cuda ? 6.0 * unit : 0.0;
-    check_elements(c, "out", out[1], out[0], dtype, (size_t)GROUP * D, 1e-5 + weights,
-                   one_rounding);
-    check_elements(c, "lse", lse[1], lse[0], KVF_FP32, GROUP, 1e-5, 1e-6);
-}
-
 /* Chunks of several rows in one launch have the bits of a launch each. */
 static void chunks_are_single_ones(check *c, uint32_t index)
 {
@@ -345,7 +297,6 @@ void check_properties(check *c)
         const kvf_dtype dtype = (kvf_dtype)(i % 3);
         score_bounds_keys(c, dtype, 1u << (i / 3 % 3));
         attention_properties(c, dtype);
-        prefill_is_dense(c, dtype);
         if (i < 9)
             chunks_are_single_ones(c, i);
         if (i < 12)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The device cache of pages as a cache has it: how much memory it takes, what stays, and that a
- * block which is given to another sequence never shows its old pages.
+ * The device cache of pages as a cache has it: how much memory it takes, and that a block which is
+ * given to another sequence never shows its old pages. test_forks.c counts the pages that move.
  */
 
 #include "cache.h"
@@ -42,10 +42,7 @@ static kvf_cache_plan plan_of(kvf_runtime *runtime, uint64_t device_bytes)
 /* Never more than what was asked for, and more slots for more bytes, up to all pages. */
 TEST(the_plan_takes_what_it_may)
 {
-    const kvf_runtime_config rc = test_runtime_config();
-    kvf_runtime *runtime;
-    kvf_error error;
-    test_expect(NULL, test_runtime_open(&rc, &runtime, &error), KVF_OK);
+    kvf_runtime *runtime = test_runtime();
     const kvf_cache_plan least = plan_of(runtime, 0);
     const kvf_cache_plan all = plan_of(runtime, UINT64_C(1) << 40);
     const uint64_t low = device_total(&least), high = device_total(&all);
@@ -107,64 +104,17 @@ TEST(auto_takes_what_is_free)
     kvf_runtime_close(runtime);
 }
 
-/* ---- what stays ---- */
-
-/* A prompt and steps of every layer; the outputs of the steps to `out`. */
-static void run(test_world *w, kvf_sequence *s, const test_tokens *t, char *out)
-{
-    const size_t row =
-        (size_t)w->config.query_heads * w->config.head_dim * test_dtype_bytes(w->config.dtype);
-    for (uint32_t l = 0; l < w->config.layers; l++)
-        test_prefill(w, s, t, &(test_range){.layer = l, .count = PROMPT, .chunk = 100}, NULL);
-    for (uint32_t i = 0; i < STEPS; i++)
-        for (uint32_t l = 0; l < w->config.layers; l++)
-            test_decode(w, s, t, l, PROMPT + i, out + (i * w->config.layers + l) * row, NULL);
-    test_wait(w);
-}
-
-static size_t out_bytes(const kvf_cache_config *c)
-{
-    return (size_t)STEPS * c->layers * c->query_heads * c->head_dim * test_dtype_bytes(c->dtype);
-}
-
-/* Misses of a run with so many bytes; bits are the same. */
-static uint64_t misses_with(uint64_t device_bytes, char *out)
-{
-    const kvf_cache_config c = config_of(device_bytes);
-    const test_tokens_spec spec = {.count = TOKENS, .seed = 5, .sharpness = 2};
-    test_world w;
-    test_tokens t;
-    kvf_stats stats;
-    test_open(&w, &t, &c, &spec);
-    run(&w, test_sequence(&w), &t, out);
-    kvf_cache_stats(w.cache, &stats);
-    assert_int_equal(stats.hits + stats.misses, stats.pages_selected);
-    assert_true(stats.pages_selected > 0);
-    assert_true(test_residency_is_valid(&w.cache->kv_groups[0].residency));
-    test_close(&w, &t);
-    return stats.misses;
-}
-
-TEST(with_room_for_all_nothing_moves)
-{
-    const kvf_cache_config c = config_of(0);
-    const size_t bytes = out_bytes(&c);
-    char *few = test_scratch(bytes), *all = test_scratch(bytes);
-    assert_true(misses_with(0, few) > 0);
-    assert_int_equal(misses_with(UINT64_C(1) << 40, all), 0);
-    assert_memory_equal(few, all, bytes);
-}
-
 /* ---- blocks that go to another sequence ---- */
 
 /* Outputs of the second of two sequences that have the same blocks one after the other; `alone`:
  * there was no first one. */
-static void run_second(uint32_t ignores_writes, bool alone, char *out)
+static void *run_second(uint32_t ignores_writes, bool alone)
 {
     const kvf_runtime_config rc = test_runtime_config();
     const kvf_cache_config c = config_of(UINT64_C(1) << 40);
     test_world w;
     test_tokens t[2];
+    void *out = NULL;
     test_hooks.ignores_writes = ignores_writes;
     test_world_open(&w, &rc, &c);
     for (uint32_t i = 0; i < 2; i++)
@@ -172,23 +122,27 @@ static void run_second(uint32_t ignores_writes, bool alone, char *out)
                          &(test_tokens_spec){.count = TOKENS, .seed = 50 + i, .sharpness = 2});
     for (uint32_t i = alone; i < 2; i++) {
         kvf_sequence *s = test_sequence(&w);
-        run(&w, s, &t[i], out);
+        test_fill(&w, s, &t[i], 0, PROMPT);
+        free(out);
+        out = test_steps(&w, s, &t[i], PROMPT, STEPS);
         kvf_sequence_destroy(s);
     }
     test_world_close(&w);
     test_tokens_free(&t[0]);
     test_tokens_free(&t[1]);
+    return out;
 }
 
 /* Where sealing admits nothing, outputs are wrong: so the test sees what it is for. */
 TEST(a_block_never_shows_its_old_pages)
 {
     const kvf_cache_config c = config_of(0);
-    const size_t bytes = out_bytes(&c);
-    char *alone = test_scratch(bytes), *after = test_scratch(bytes), *deaf = test_scratch(bytes);
-    run_second(0, true, alone);
-    run_second(0, false, after);
-    run_second(1, false, deaf);
+    const size_t bytes =
+        (size_t)STEPS * c.layers * c.query_heads * c.head_dim * test_dtype_bytes(c.dtype);
+    void *alone = run_second(0, true), *after = run_second(0, false), *deaf = run_second(1, false);
     assert_memory_equal(alone, after, bytes);
     assert_memory_not_equal(alone, deaf, bytes);
+    free(alone);
+    free(after);
+    free(deaf);
 }

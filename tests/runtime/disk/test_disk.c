@@ -15,10 +15,6 @@
 #include <unistd.h>
 
 #include "cache.h"
-#include "retain.h"
-
-#define PROMPT DISK_PROMPT
-#define STEPS  DISK_STEPS
 
 /* Each KV group has what it needs and a share of the rest, and no more together. */
 TEST(memory_is_shared)
@@ -126,32 +122,6 @@ TEST(bundles_have_128_KiB)
                 plan.disk_bundle_bytes < (128 << 10) + block && plan.disk_bytes > 0);
     assert_int_equal(plan.disk_bundle_bytes % block, 0);
     kvf_runtime_close(runtime);
-}
-
-/* Some tokens are kept of a layer whose pages are on disk by then. */
-TEST(tokens_are_kept_of_pages_on_disk)
-{
-    kvf_cache_config c = disk_config_of(&save_cases[4], 1);
-    disk_worlds w;
-    uint32_t ids[2 * PROMPT / 2];
-    disk_worlds_open(&w, c, NULL);
-    const disk_pair p = disk_begin(&w);
-    disk_same_prompt(&w, p, 0, PROMPT);
-    for (uint32_t i = 0; i < PROMPT; i++) /* of two KV heads */
-        ids[i] = i % (PROMPT / 2) * 2 + i / (PROMPT / 2);
-    for (uint32_t side = 0; side < 2; side++) {
-        test_world *world = side ? &w.plain : &w.tier;
-        void *work = test_alloc(kvf_keep_work_bytes(world->cache));
-        for (uint32_t layer = 0; layer < w.t.layers; layer++) {
-            kvf_page_pool_call(&world->cache->kv_groups[0].pool); /* as a public call does */
-            test_ok(world, kvf_sequence_keep(world->cache, side ? p.plain : p.tier, layer, ids,
-                                             PROMPT / 2, work, world->stream));
-        }
-        test_wait(world);
-        test_release(work);
-    }
-    disk_same_steps(&w, p, PROMPT, STEPS, "kept tokens");
-    disk_worlds_close(&w);
 }
 
 /* All fits: there is no file, and nothing else is different. */

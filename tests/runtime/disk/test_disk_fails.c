@@ -35,7 +35,6 @@ static void open_worlds_on(disk_world *f, const save_case *c, const kvf_io_ops *
     config.head_dim = 32;
     config.tokens_max = 256;
     config.prefill_chunk_max = 64;
-    config.tokens_per_step_max = 9;
     config.sequences_max = 2;
     /* On a GPU more pages than the choices of one call, which it keeps. */
     disk_config(&config, PROMPT, 1);
@@ -69,13 +68,6 @@ static kvf_status decode(attempt *a)
 {
     const test_tokens *t = &a->f->w.t;
     const kvf_decode_args args = test_step_args(&a->f->p.tier, t, a->layer, a->first, a->out);
-    return kvf_decode(a->f->w.tier.cache, &args, a->f->w.tier.stream);
-}
-
-static kvf_status decode_several(attempt *a)
-{
-    kvf_decode_args args = test_step_args(&a->f->p.tier, &a->f->w.t, a->layer, a->first, a->out);
-    args.tokens = &a->count;
     return kvf_decode(a->f->w.tier.cache, &args, a->f->w.tier.stream);
 }
 
@@ -214,35 +206,6 @@ TEST(failures_with_a_name)
     life_with_failures(&save_cases[5], ERRNO + EIO, KVF_TRANSFER_AUTO);
     life_with_failures(&save_cases[9], ERRNO + EIO, KVF_TRANSFER_AUTO);
     life_with_failures(&disk_heads[1], ERRNO + EIO, KVF_TRANSFER_AUTO);
-}
-
-/* A read that fails for one of several tokens takes all of them back; else they are single steps.
- */
-TEST(several_tokens)
-{
-    for (uint32_t i = 0; i < (TEST_SANITIZED ? 1 : 2); i++) {
-        disk_world f;
-        open_worlds(&f, &save_cases[i ? 9 : 4]);
-        same_prompt(&f, NOTHING);
-        const size_t row =
-            (size_t)f.w.t.query_heads * f.w.t.head_dim * test_dtype_bytes(f.w.t.dtype);
-        attempt a = {.f = &f, .count = 9, .out = test_alloc(9 * row)};
-        char *wanted = test_alloc(row);
-        for (a.first = PROMPT; a.first < PROMPT + 36; a.first += a.count)
-            for (a.layer = 0; a.layer < f.w.t.layers; a.layer++) {
-                with_failures(&a, decode_several, ERRNO + EIO);
-                for (uint32_t n = 0; n < a.count; n++) {
-                    test_decode(&f.w.plain, f.p.plain, &f.w.t, a.layer, a.first + n, wanted, NULL);
-                    test_wait(&f.w.plain);
-                    assert_memory_equal(a.out + n * row, wanted, row);
-                }
-            }
-        printf("# %u failures\n", f.failures);
-        assert_true(f.failures > 5);
-        test_release(a.out);
-        test_release(wanted);
-        disk_worlds_close(&f.w);
-    }
 }
 
 /* Chunks are read until one fails, which is at a->first and a->layer then. */
