@@ -64,7 +64,6 @@ static void rig_open(rig *r, const spec *sp)
     test_tokens_make(&r->t, &cc,
                      &(test_tokens_spec){.count = PROMPT + 16, .seed = 5, .sharpness = 2});
     r->out = test_alloc(128 * (size_t)HEADS * GROUP * DIM * sizeof(float));
-    assert_non_null(r->out);
     kvf_prune_config_init(&pc, kvf_prune_policy_find(sp->policy));
     pc.retention = KVF_RETENTION_EVICT;
     pc.eviction = sp->eviction;

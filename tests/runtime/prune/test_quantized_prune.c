@@ -186,9 +186,7 @@ TEST(keeping_all_is_not_pruning)
         void *want = run_steps(&r, s);
         kvf_sequence_destroy(s);
         s = test_sequence(&r.w);
-        for (uint32_t layer = 0; layer < LAYERS; layer++)
-            test_prefill(&r.w, s, &r.t,
-                         &(test_range){.layer = layer, .count = PROMPT, .chunk = CHUNK}, NULL);
+        test_fill(&r.w, s, &r.t, 0, PROMPT);
         expect_same(&r, want, s, i % 2 ? &prompts[0] : &all, "without pruning");
         free(want);
         rig_close(&r);
@@ -210,9 +208,7 @@ TEST(a_completed_sequence_is_the_prompt)
         while (first < LAYERS && kvf_sequence_length(s, first) == PROMPT)
             first++;
         assert_true(first < LAYERS);
-        for (uint32_t layer = 0; layer < LAYERS; layer++)
-            test_prefill(&r.w, plain, &r.t,
-                         &(test_range){.layer = layer, .count = PROMPT, .chunk = CHUNK}, NULL);
+        test_fill(&r.w, plain, &r.t, 0, PROMPT);
         test_ok(&r.w, kvf_complete_begin(r.w.cache, s, first, PROMPT, r.w.stream, &whole));
         for (uint32_t layer = first; layer < LAYERS; layer++)
             test_prefill(&r.w, whole, &r.t,

@@ -51,9 +51,7 @@ static void pair_open(pair *x, const kvf_cache_config *cc, uint64_t seed)
         test_world_open(&x->w[c], NULL, cc);
         for (uint32_t i = 0; i < ROWS; i++) {
             x->s[c][i] = test_sequence(&x->w[c]);
-            for (uint32_t l = 0; l < cc->layers; l++)
-                test_prefill(&x->w[c], x->s[c][i], &x->t[i],
-                             &(test_range){.layer = l, .count = prompts[i], .chunk = 100}, NULL);
+            test_fill(&x->w[c], x->s[c][i], &x->t[i], 0, prompts[i]);
         }
         test_wait(&x->w[c]);
         test_rows_open(&x->rows[c], cc, rows);

@@ -3,8 +3,8 @@
 #define KVF_TESTS_RUNTIME_RETAIN_WORLD_H
 
 /*
- * Helpers of the tests of scores, keeping and seeding beside the harness: memory, a cache with or
- * without a prefill arena, tokens to keep, a static set. Looks inside.
+ * Helpers of the tests of scores, keeping and seeding beside the harness: a cache with or without a
+ * prefill arena, tokens to keep, a static set. Looks inside.
  */
 
 #include "attention_params.h"
@@ -13,11 +13,6 @@
 #include "cache.h"
 #include "retain.h"
 #include "step.h"
-
-static inline void *must(size_t bytes)
-{
-    return test_alloc(bytes + 64);
-}
 
 /* `arena`: 0 = the device's choice, 1 = with a prefill arena, 2 = without. */
 static inline void open_world(test_world *w, const kvf_cache_config *cc, uint32_t arena)
@@ -39,7 +34,7 @@ typedef struct subset {
 
 static inline uint32_t *retain_choose(test_random *r, uint32_t kv_heads, const subset *x)
 {
-    uint32_t *ids = must((size_t)kv_heads * x->count * sizeof *ids);
+    uint32_t *ids = test_scratch((size_t)kv_heads * x->count * sizeof *ids);
     for (uint32_t h = 0; h < kv_heads; h++) {
         uint32_t *to = ids + h * x->count, n = 0;
         for (uint32_t j = 0; j < x->length; j++) {
@@ -59,13 +54,12 @@ static inline uint32_t *retain_choose(test_random *r, uint32_t kv_heads, const s
 static inline void retain_seed_both(test_world *w, kvf_sequence *a, kvf_sequence *b, test_random *r)
 {
     const uint32_t count = w->config.kv_heads * kvf_sequence_length(a, 0);
-    float *scores = must(count * sizeof *scores);
+    float *scores = test_scratch(count * sizeof *scores);
     for (uint32_t i = 0; i < count; i++)
         scores[i] = (float)test_random_below(r, 50);
     test_ok(w, kvf_sequence_seed(w->cache, a, 0, scores, w->stream));
     test_ok(w, kvf_sequence_seed(w->cache, b, 0, scores, w->stream));
     test_wait(w);
-    test_release(scores);
 }
 
 #endif

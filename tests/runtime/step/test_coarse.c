@@ -226,8 +226,7 @@ TEST(what_is_left_out_follows_from_codes)
         &(test_tokens_spec){.count = PROMPT + STEPS, .seed = 37, .sharpness = 1.0f, .topics = 9});
     test_world_open(&w, NULL, &c);
     kvf_sequence *s = test_sequence(&w);
-    for (uint32_t layer = 0; layer < LAYERS; layer++)
-        test_prefill(&w, s, &t, &(test_range){.layer = layer, .count = 300, .chunk = 99}, NULL);
+    test_fill(&w, s, &t, 0, 300);
     for (uint32_t token = 300; token < PROMPT; token += 1)
         for (uint32_t layer = 0; layer < LAYERS; layer++) {
             test_decode(&w, s, &t, layer, token, out, NULL);

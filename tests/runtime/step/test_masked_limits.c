@@ -41,9 +41,7 @@ static kvf_cache_plan plan_of(kvf_runtime *runtime, const kvf_cache_config *c)
 
 TEST(memory_is_what_the_mask_says)
 {
-    kvf_runtime *runtime = NULL;
-    const kvf_runtime_config rc = test_runtime_config();
-    assert_int_equal(test_runtime_open(&rc, &runtime, NULL), KVF_OK);
+    kvf_runtime *runtime = test_runtime();
     kvf_cache_config c = config_masked(NULL);
     c.sequences_max = 2;
     c.tokens_max = 4096;
@@ -89,14 +87,7 @@ TEST(a_cache_takes_its_plan)
         c.transfer = test_transfer(KVF_TRANSFER_AUTO);
         test_world_open(&w, NULL, &c);
         const kvf_cache_plan plan = plan_of(w.runtime, &c);
-        const kvf_cache_plan *got = kvf_cache_memory(w.cache);
-        assert_int_equal(got->host_kv_bytes, plan.host_kv_bytes);
-        assert_int_equal(got->host_staging_bytes, plan.host_staging_bytes);
-        assert_int_equal(got->host_table_bytes, plan.host_table_bytes);
-        assert_int_equal(got->device_kv_bytes, plan.device_kv_bytes);
-        assert_int_equal(got->device_digest_bytes, plan.device_digest_bytes);
-        assert_int_equal(got->device_table_bytes, plan.device_table_bytes);
-        assert_int_equal(got->transfer, plan.transfer);
+        assert_memory_equal(kvf_cache_memory(w.cache), &plan, sizeof plan);
         /* The mask in force is a copy. */
         const kvf_cache_config *settings = kvf_cache_settings(w.cache);
         assert_true(settings->head_mask && settings->head_mask != masks[i]);
@@ -141,9 +132,7 @@ TEST(steps_and_tokens_are_counted)
     test_open(&w, &t, &c,
               &(test_tokens_spec){.count = PROMPT + STEPS, .seed = 1, .sharpness = 1.0f});
     kvf_sequence *sequence = test_sequence(&w);
-    for (uint32_t layer = 0; layer < LAYERS; layer++)
-        test_prefill(&w, sequence, &t, &(test_range){.layer = layer, .count = PROMPT, .chunk = 16},
-                     NULL);
+    test_fill(&w, sequence, &t, 0, PROMPT);
     for (uint32_t i = PROMPT; i < PROMPT + STEPS; i++) {
         const uint64_t held = i + 1 < 27 ? i + 1 : 27; /* sink + recent */
         const uint64_t middle = 6 + 9;                 /* of layer 1, whose window is shorter */

@@ -48,9 +48,7 @@ static void bench_open_with(bench *b, const kvf_cache_config *cc, uint64_t seed,
             &(test_tokens_spec){
                 .count = prompts[i] + STEPS, .seed = seed + i, .sharpness = 2.0f, .topics = 5});
         b->s[i] = test_sequence(&b->w);
-        for (uint32_t layer = 0; layer < LAYERS; layer++)
-            test_prefill(&b->w, b->s[i], &b->t[i],
-                         &(test_range){.layer = layer, .count = prompts[i], .chunk = 64}, NULL);
+        test_fill(&b->w, b->s[i], &b->t[i], 0, prompts[i]);
     }
     test_rows_open(&b->rows, cc, LAYERS * ROWS);
 }
@@ -415,9 +413,7 @@ static void a_recording_ends_with_its_attention_params(void **state)
     test_wait(&b.w);
     test_ok(&b.w, kvf_cache_attention_params(b.w.cache, 1, &params));
     for (uint32_t i = 0; i < ROWS; i++)
-        for (uint32_t layer = 0; layer < LAYERS; layer++)
-            test_prefill(&b.w, b.s[i], &b.t[i],
-                         &(test_range){.layer = layer, .count = prompts[i], .chunk = 64}, NULL);
+        test_fill(&b.w, b.s[i], &b.t[i], 0, prompts[i]);
     step(&b, 0, 0, out);
     assert_int_equal(kvf_replay_is_possible(b.recording), 0);
     refused(&b, kvf_replay(b.recording, b.w.stream), KVF_INVALID, "other attention parameters");

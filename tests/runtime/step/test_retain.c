@@ -77,7 +77,7 @@ static kvf_sequence *fresh_sequence(test_world *w, const test_tokens *t, const k
     kvf_sequence *s = test_sequence(w);
     const kvf_shape *shape = &w->cache->kv_groups[0].dims.paging.shape;
     const size_t row = kvf_row_bytes(shape), value = kvf_value_bytes(shape);
-    char *k = test_alloc(t->kv_heads * row), *v = test_alloc(t->kv_heads * value);
+    char *k = test_scratch(t->kv_heads * row), *v = test_scratch(t->kv_heads * value);
     for (uint32_t i = 0; i < x->count; i++) {
         uint32_t position = 0;
         for (uint32_t h = 0; h < t->kv_heads; h++) {
@@ -92,8 +92,6 @@ static kvf_sequence *fresh_sequence(test_world *w, const test_tokens *t, const k
         test_ok(w, kvf_prefill(w->cache, &args, w->stream));
         test_wait(w);
     }
-    test_release(k);
-    test_release(v);
     return s;
 }
 
@@ -178,24 +176,22 @@ TEST(kept_tokens_are_a_fresh_sequence)
         test_tokens_make(&t, &c,
                          &(test_tokens_spec){.count = n + 60, .seed = seed + i, .sharpness = 2});
         kvf_sequence *s = test_sequence(&w);
-        void *work = test_alloc(kvf_keep_work_bytes(w.cache));
+        void *work = test_scratch(kvf_keep_work_bytes(w.cache));
         test_prefill(&w, s, &t, &(test_range){.count = n - decoded, .chunk = chunk}, NULL);
         free(test_steps(&w, s, &t, n - decoded, decoded));
         uint32_t *ids = retain_choose(&r, c.kv_heads, &(subset){n, count, window, front});
         const keeping x = {ids, count, exact_from(s)};
-        uint32_t *given = must(c.kv_heads * count * sizeof *ids);
+        uint32_t *given = test_scratch(c.kv_heads * count * sizeof *ids);
         memcpy(given, ids, c.kv_heads * count * sizeof *ids);
         test_ok(&w, kvf_sequence_keep(w.cache, s, 0, given, count, work, w.stream));
         memset(given, 0xff, c.kv_heads * count * sizeof *ids);
         test_wait(&w);
-        test_release(given);
         memset(work, 0xff, kvf_keep_work_bytes(w.cache));
         kvf_sequence *fresh = fresh_sequence(&w, &t, &x);
         if (count < n)
             same_layer(&w, s, fresh);
         retain_seed_both(&w, s, fresh, &r);
         same_steps(&w, s, fresh, &t, n, 50);
-        test_release(ids);
         /* Both were sealed alike since; so what is kept of them is the same. */
         const uint32_t length = count + 50;
         ids = retain_choose(&r, c.kv_heads, &(subset){length, length / 2, 4, 0});
@@ -209,8 +205,6 @@ TEST(kept_tokens_are_a_fresh_sequence)
         assert_int_equal(w.cache->kv_groups[0].pool.free_count,
                          w.cache->kv_groups[0].dims.block_count);
         test_close(&w, &t);
-        test_release(work);
-        test_release(ids);
     }
 }
 
@@ -251,7 +245,7 @@ TEST(a_fork_keeps_for_itself)
         test_tokens_make(&t, &c,
                          &(test_tokens_spec){.count = n + 30, .seed = seed, .sharpness = 2});
         kvf_sequence *parent = test_sequence(&w), *child = NULL, *twin = NULL;
-        void *work = test_alloc(kvf_keep_work_bytes(w.cache));
+        void *work = test_scratch(kvf_keep_work_bytes(w.cache));
         test_prefill(&w, parent, &t, &(test_range){.count = n, .chunk = 100}, NULL);
         test_ok(&w, kvf_sequence_fork(w.cache, parent, w.stream, &child));
         if (has_room) { /* with pages of its own, so that it shows what becomes of shared ones */
@@ -278,8 +272,6 @@ TEST(a_fork_keeps_for_itself)
         same_steps(&w, child, twin, &t, n, has_room ? 30 : 3);
         test_close(&w, &t);
         assert_int_equal(h.live, 0);
-        test_release(work);
-        test_release(ids);
     }
 }
 
@@ -298,13 +290,12 @@ static kvf_cache_config config_full(void)
 static float *scores_of(test_world *w, kvf_sequence *s, const kvf_scores_args *args)
 {
     const size_t count = (size_t)w->config.kv_heads * args->candidates;
-    float *out = must(count * sizeof *out);
-    float *work = must(kvf_scores_work_floats(w->cache) * sizeof *work);
+    float *out = test_scratch(count * sizeof *out);
+    float *work = test_scratch(kvf_scores_work_floats(w->cache) * sizeof *work);
     kvf_scores_args a = *args;
     a.out = out;
     test_ok(w, kvf_sequence_scores(w->cache, s, &a, work, w->stream));
     test_wait(w);
-    test_release(work);
     return out;
 }
 
@@ -329,7 +320,7 @@ TEST(kept_queries_stay_valid)
             if (ids[h * count + count - window - 1] == n - window - 1)
                 ids[h * count + count - window - 1] -=
                     ids[h * count + count - window - 2] < n - window - 2 ? 1 : 0;
-        void *work = must(kvf_keep_work_bytes(w.cache));
+        void *work = test_scratch(kvf_keep_work_bytes(w.cache));
         test_ok(&w, kvf_sequence_keep(w.cache, s, 0, ids, count, work, w.stream));
 
         kvf_sequence *fresh = fresh_sequence(&w, &t, &(keeping){ids, count, 0});
@@ -344,16 +335,12 @@ TEST(kept_queries_stay_valid)
             given.first = count - window;
             float *x = scores_of(&w, s, &a), *y = scores_of(&w, fresh, &given);
             assert_memory_equal(x, y, cc.kv_heads * count * sizeof *x);
-            test_release(x);
-            test_release(y);
         }
         float one = 0.0f;
         a.window = window + 1;
         a.out = &one;
         test_expect(w.runtime, kvf_sequence_scores(w.cache, s, &a, &one, w.stream), KVF_INVALID);
         test_close(&w, &t);
-        test_release(ids);
-        test_release(work);
     }
 }
 
@@ -394,8 +381,6 @@ TEST(scores_are_of_what_steps_see)
         test_prefill(&plain, s, &t, &(test_range){.count = n, .chunk = 70}, NULL);
         float *want = scores_of(&plain, s, &a);
         assert_memory_equal(got, want, c.kv_heads * (n - 8) * sizeof *got);
-        test_release(got);
-        test_release(want);
         test_world_close(&plain);
         test_close(&w, &t);
     }
@@ -417,12 +402,12 @@ TEST(a_cleared_sequence_is_a_fresh_one)
         test_tokens_make(&t, &cc,
                          &(test_tokens_spec){.count = 400, .seed = seed, .sharpness = 2.0f});
         kvf_sequence *s = test_sequence(&w), *fresh = test_sequence(&w);
-        char *out = must(cc.query_heads * cc.head_dim * 4);
+        char *out = test_scratch(cc.query_heads * cc.head_dim * 4);
         test_prefill(&w, s, &t, &(test_range){.count = 250, .chunk = 60}, NULL);
         for (uint32_t k = 250; k < 280; k++)
             test_decode(&w, s, &t, 0, k, out, NULL);
         if (i == 5) { /* also one that went wrong */
-            float *bad = must(cc.kv_heads * cc.head_dim * sizeof *bad);
+            float *bad = test_scratch(cc.kv_heads * cc.head_dim * sizeof *bad);
             bad[3] = NAN;
             test_ok(&w,
                     kvf_prefill(w.cache,
@@ -430,7 +415,6 @@ TEST(a_cleared_sequence_is_a_fresh_one)
                                 w.stream));
             test_wait(&w);
             test_expect(w.runtime, kvf_sequence_seed(w.cache, s, 0, bad, w.stream), KVF_NOT_FINITE);
-            test_release(bad);
         }
         test_ok(&w, kvf_sequence_clear(w.cache, s));
         assert_int_equal(kvf_sequence_length(s, 0), 0);
@@ -441,7 +425,6 @@ TEST(a_cleared_sequence_is_a_fresh_one)
         same_layer(&w, s, fresh);
         same_steps(&w, s, fresh, &t, 290, 40);
         test_close(&w, &t);
-        test_release(out);
     }
 }
 
@@ -559,11 +542,10 @@ TEST(layers_of_different_lengths_decode)
         test_tokens_make(&t, &cc,
                          &(test_tokens_spec){.count = n + steps, .seed = seed, .sharpness = 2.0f});
         kvf_sequence *s = test_sequence(&w), *child = NULL;
-        for (uint32_t layer = 0; layer < 2; layer++)
-            test_prefill(&w, s, &t, &(test_range){.layer = layer, .count = n, .chunk = 100}, NULL);
+        test_fill(&w, s, &t, 0, n);
         uint32_t *ids =
             retain_choose(&r, cc.kv_heads, &(subset){.length = n, .count = count, .window = 8});
-        void *work = must(kvf_keep_work_bytes(w.cache));
+        void *work = test_scratch(kvf_keep_work_bytes(w.cache));
         test_ok(&w, kvf_sequence_keep(w.cache, s, 1, ids, count, work, w.stream));
         assert_int_equal(kvf_sequence_length(s, 0), n);
         assert_int_equal(kvf_sequence_length(s, 1), count);
@@ -592,8 +574,6 @@ TEST(layers_of_different_lengths_decode)
                         stats.error_max < 0.05);
         kvf_recording_destroy(recording);
         test_close(&w, &t);
-        test_release(ids);
-        test_release(work);
         test_rows_close(&a);
         test_rows_close(&b);
     }

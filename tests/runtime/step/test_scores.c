@@ -40,7 +40,6 @@ static void head_scores(const test_tokens *t, const kvf_scores_args *a, uint32_t
 {
     const kvf_cache_config c = {.head_dim = t->head_dim};
     double *x = test_alloc(t->count * sizeof *x);
-    assert_non_null(x);
     for (uint32_t j = 0; j < a->candidates; j++)
         s[j] = 0.0;
     for (uint32_t w = 0; w < a->window; w++) {
@@ -82,7 +81,6 @@ static void restate(const test_tokens *t, const kvf_scores_args *a, uint32_t fir
 {
     const uint32_t group = t->query_heads / t->kv_heads, n = a->candidates - a->begin;
     double *s = test_alloc((a->candidates + 1) * sizeof *s);
-    assert_non_null(s);
     for (uint32_t h = 0; h < t->kv_heads; h++)
         for (uint32_t g = 0; g < group; g++) {
             head_scores(t, a, first, h * group + g, h, s);
@@ -157,9 +155,10 @@ static void run_scores(const scores_case *x, uint64_t seed)
         a.q = test_q(&t, 0, first);
     const size_t n = a.candidates - a.begin;
     const size_t all = n * cc.kv_heads, each = n * cc.query_heads;
-    float *out = must(all * sizeof *out), *heads = must(each * sizeof *heads);
-    float *work = must(kvf_scores_work_floats(w.cache) * sizeof *work);
-    double *want = must(all * sizeof *want), *want_heads = must(each * sizeof *want_heads);
+    float *out = test_scratch(all * sizeof *out), *heads = test_scratch(each * sizeof *heads);
+    float *work = test_scratch(kvf_scores_work_floats(w.cache) * sizeof *work);
+    double *want = test_scratch(all * sizeof *want),
+           *want_heads = test_scratch(each * sizeof *want_heads);
     a.out = out;
     a.heads = x->args.heads ? heads : NULL;
     for (uint32_t i = 0; i < x->rounds; i++) {
@@ -175,11 +174,6 @@ static void run_scores(const scores_case *x, uint64_t seed)
     if (a.heads)
         compare(heads, want_heads, each, x->rounds, tolerance, "heads");
     test_close(&w, &t);
-    test_release(out);
-    test_release(heads);
-    test_release(work);
-    test_release(want);
-    test_release(want_heads);
 }
 
 static uint32_t between(test_random *r, uint32_t low, uint32_t high)
@@ -240,7 +234,7 @@ TEST(chunks_add_up_to_the_prompt)
     test_open(&w, &t, &cc, &(test_tokens_spec){.count = n, .seed = seed, .sharpness = 2.0f});
     kvf_sequence *s = test_sequence(&w);
     const size_t all = (size_t)cc.kv_heads * n, each = (size_t)cc.query_heads * n;
-    float *out = must(all * sizeof *out);
+    float *out = test_scratch(all * sizeof *out);
     float *work = test_scratch(kvf_scores_work_floats(w.cache) * sizeof *work);
     double *want = test_scratch(all * sizeof *want),
            *want_heads = test_scratch(each * sizeof *want_heads);
@@ -269,5 +263,4 @@ TEST(chunks_add_up_to_the_prompt)
         compare(out, want, all, 1.0, 2e-5, "out");
     }
     test_close(&w, &t);
-    test_release(out);
 }

@@ -48,8 +48,8 @@ static void run_seed(const seed_case *x, uint64_t seed)
     test_prefill(&w, s, &t, &(test_range){.count = n, .chunk = 100, .append_only = x->append_only},
                  NULL);
     const uint32_t end = s->layers[0].extent.sealed * kvf_cache_memory(w.cache)->block_size;
-    float *scores = must(cc.kv_heads * n * sizeof *scores);
-    unsigned char *is_in = must(cc.kv_heads * n);
+    float *scores = test_scratch(cc.kv_heads * n * sizeof *scores);
+    unsigned char *is_in = test_scratch(cc.kv_heads * n);
     for (uint32_t i = 0; i < cc.kv_heads * n; i++) /* sink and window change nothing */
         scores[i] = i % n < cc.sink_tokens || i % n >= end ? 1e9f : -INFINITY;
     for (uint32_t i = 0; i < cc.kv_heads * wanted; i++) {
@@ -71,7 +71,7 @@ static void run_seed(const seed_case *x, uint64_t seed)
         assert_int_equal(count, expected);
     }
     kvf_stats before, after;
-    float *out = must(cc.query_heads * cc.head_dim * 4);
+    float *out = test_scratch(cc.query_heads * cc.head_dim * 4);
     kvf_cache_stats(w.cache, &before);
     for (uint32_t i = 0; i <= steps; i++) {
         test_decode(&w, s, &t, 0, n + i, out, NULL);
@@ -80,9 +80,6 @@ static void run_seed(const seed_case *x, uint64_t seed)
         assert_int_equal(after.refreshes - before.refreshes, i == steps);
     }
     test_close(&w, &t);
-    test_release(scores);
-    test_release(is_in);
-    test_release(out);
 }
 
 TEST(a_seed_is_the_static_set)
@@ -114,8 +111,8 @@ TEST(a_seed_with_full_budget_is_dense)
                          &(test_tokens_spec){.count = n + steps, .seed = seed, .sharpness = 2.0f});
         kvf_sequence *s = test_sequence(&w);
         test_prefill(&w, s, &t, &(test_range){.count = n, .chunk = 100}, NULL);
-        float *scores = must(cc.kv_heads * n * sizeof *scores);
-        float *out = must(cc.query_heads * cc.head_dim * 4);
+        float *scores = test_scratch(cc.kv_heads * n * sizeof *scores);
+        float *out = test_scratch(cc.query_heads * cc.head_dim * 4);
         for (uint32_t k = 0; k < cc.kv_heads * n; k++)
             scores[k] = (float)test_random_below(&r, 20);
         test_ok(&w, kvf_sequence_seed(w.cache, s, 0, scores, w.stream));
@@ -127,7 +124,5 @@ TEST(a_seed_with_full_budget_is_dense)
         assert_true(stats.recall_sum > 0.9999 * (double)stats.verified);
         assert_true(stats.verified > 0 && stats.error_max < 1e-4);
         test_close(&w, &t);
-        test_release(scores);
-        test_release(out);
     }
 }

@@ -100,7 +100,7 @@ static void run_side(const cut_case *x, const test_tokens branch[2], int cuts, c
     const uint32_t before = count_of(x->before);
     test_world w;
     open_world(&w, &x->cc, x->arena);
-    char *scratch = must((before + count_of(x->dropped)) * x->cc.layers * row_bytes(&w));
+    char *scratch = test_alloc((before + count_of(x->dropped)) * x->cc.layers * row_bytes(&w));
     walk k = {&w, test_sequence(&w), &branch[0], scratch, 0};
     kvf_sequence *other = NULL;
     go(&k, x->before);
@@ -130,7 +130,7 @@ static void run_side(const cut_case *x, const test_tokens branch[2], int cuts, c
     kvf_cache_stats(w.cache, stats);
     same_inside(&w, k.s);
     if (other) { /* and who shared the pages goes on as well */
-        char *again = must(count_of(x->tail) * x->cc.layers * row_bytes(&w));
+        char *again = test_alloc(count_of(x->tail) * x->cc.layers * row_bytes(&w));
         k = (walk){&w, other, &branch[0], again, before};
         go(&k, x->tail);
         test_wait(&w);
@@ -150,7 +150,7 @@ static void check_cut(const cut_case *x, uint64_t seed)
                          test_dtype_bytes(x->cc.dtype);
     test_tokens branch[2];
     kvf_stats stats[2];
-    char *out[2] = {must(bytes), must(bytes)};
+    char *out[2] = {test_alloc(bytes), test_alloc(bytes)};
     test_branches_make(branch, &x->cc, total, before, seed);
     for (int cuts = 0; cuts < 2; cuts++)
         run_side(x, branch, cuts, out[cuts], &stats[cuts]);
@@ -262,7 +262,7 @@ TEST(a_static_set_is_dissolved)
         open_world(&w, &c, i % 3);
         const size_t row = row_bytes(&w);
         kvf_sequence *cut = test_sequence(&w), *plain = test_sequence(&w);
-        char *out[2] = {must(row), must(row)};
+        char *out[2] = {test_scratch(row), test_scratch(row)};
         test_prefill(&w, cut, &t, &(test_range){.count = PROMPT, .chunk = 128}, NULL);
         for (uint32_t n = PROMPT; n < end; n++)
             test_decode(&w, cut, &t, 0, n, out[0], NULL);
@@ -279,8 +279,6 @@ TEST(a_static_set_is_dissolved)
             assert_memory_equal(out[0], out[1], row);
         }
         same_inside(&w, cut);
-        test_release(out[0]);
-        test_release(out[1]);
         test_close(&w, &t);
     }
 }
@@ -300,14 +298,14 @@ TEST(queries_go_with_their_tokens)
         kvf_sequence *s = test_sequence(&w);
         test_prefill(&w, s, &t, &(test_range){.count = PROMPT, .chunk = 128}, NULL);
         test_ok(&w, kvf_sequence_truncate(w.cache, s, PROMPT - dropped, w.stream));
-        float *work = must(kvf_scores_work_floats(w.cache) * sizeof *work);
-        const kvf_scores_args one = {
-            .window = 1, .candidates = 1, .pool_width = 1, .out = must(c.kv_heads * sizeof(float))};
+        float *work = test_scratch(kvf_scores_work_floats(w.cache) * sizeof *work);
+        const kvf_scores_args one = {.window = 1,
+                                     .candidates = 1,
+                                     .pool_width = 1,
+                                     .out = test_scratch(c.kv_heads * sizeof(float))};
         test_expect(w.runtime, kvf_sequence_scores(w.cache, s, &one, work, w.stream),
                     dropped < WINDOW ? KVF_OK : KVF_INVALID);
         test_wait(&w);
-        test_release(one.out);
-        test_release(work);
         test_close(&w, &t);
     }
 }
@@ -350,8 +348,7 @@ TEST(refusals_name_what_is_wrong)
     test_world w;
     test_open(&w, &t, &c, &(test_tokens_spec){.count = 120, .seed = 947, .sharpness = 1.0f});
     kvf_sequence *s = test_sequence(&w);
-    for (uint32_t l = 0; l < c.layers; l++)
-        test_prefill(&w, s, &t, &(test_range){.layer = l, .count = 100, .chunk = 128}, NULL);
+    test_fill(&w, s, &t, 0, 100);
     test_refused(w.runtime, kvf_sequence_truncate(w.cache, s, 101, w.stream), KVF_INVALID,
                  "tokens = 101: the sequence ends at position 100; give that or less");
     test_refused(w.runtime, kvf_sequence_truncate(w.cache, NULL, 0, w.stream), KVF_INVALID,
