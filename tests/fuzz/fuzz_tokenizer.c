@@ -25,7 +25,7 @@ static kvf_tokenizer *open_fixed(void)
         "\"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\\\r\\\\n\\\\p{L}\\\\p{N}]?\\\\p{L}+|"
         "\\\\p{N}{1,3}| ?[^\\\\s\\\\p{L}\\\\p{N}]+[\\\\r\\\\n]*|\\\\s*[\\\\r\\\\n]+|"
         "\\\\s+(?!\\\\S)|\\\\s+\"},\"behavior\":\"Isolated\"},{\"type\":"
-        "\"ByteLevel\",\"add_prefix_space\":true,\"use_regex\":false}]},"
+        "\"ByteLevel\",\"add_prefix_space\":false,\"use_regex\":false}]},"
         "\"decoder\":{\"type\":\"ByteLevel\"},\"model\":{\"type\":\"BPE\","
         "\"ignore_merges\":true,\"vocab\":{";
     static const char tail[] =
@@ -33,8 +33,7 @@ static kvf_tokenizer *open_fixed(void)
         "\"th e\",\"\xc4\xa0 the\",\"a a\",\"aa "
         "aa\"]},\"added_tokens\":[{\"id\":261,\"content\":\"<s>\","
         "\"special\":true},{\"id\":262,\"content\":\"<s\",\"lstrip\":true},{\"id\":263,\"content\":"
-        "\"q\xcc\x87\",\"normalized\":true,\"rstrip\":true},{\"id\":264,\"content\":\"WW\","
-        "\"single_word\":true}]}";
+        "\"q\xcc\x87\",\"normalized\":true,\"rstrip\":true}]}";
     char text[8192];
     size_t used = (size_t)snprintf(text, sizeof text, "%s", head);
     for (uint32_t byte = 0; byte < 256; byte++) {

@@ -205,41 +205,30 @@ def tekken(corpus):
 
 
 def gpt2(corpus):
-    """Every option of ByteLevel and of added tokens that the three above do not use."""
-    tokenizer = train_bpe(pre_tokenizers.ByteLevel(add_prefix_space=True, use_regex=True), corpus,
+    """What the three above do not use of ByteLevel and of added tokens."""
+    tokenizer = train_bpe(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True), corpus,
                           normalizer=normalizers.Sequence([normalizers.NFC()]))
     tokenizer.post_processor = processors.TemplateProcessing(
         single="<s> $A </s>", pair=None, special_tokens=[("<s>", 1400), ("</s>", 1401)])
     tokenizer.add_special_tokens(special("<s>", "</s>"))
     tokenizer.add_special_tokens([AddedToken("<mask>", lstrip=True, rstrip=False, normalized=False),
                                   AddedToken("<sp>", lstrip=False, rstrip=True, normalized=False)])
-    tokenizer.add_tokens([AddedToken("NAME", single_word=True, normalized=False),
-                          AddedToken("\u1e63_tok", normalized=True),
-                          AddedToken("\u1e62AFE", normalized=True, single_word=True, lstrip=True,
-                                     rstrip=True),
+    tokenizer.add_tokens([AddedToken("\u1e63_tok", normalized=True),
+                          AddedToken("\u1e62AFE", normalized=True, lstrip=True, rstrip=True),
                           AddedToken("...", normalized=True), AddedToken("....", normalized=True)])
     return edited(tokenizer, lambda data: None)
 
 
-def word_level(pre_tokenizer, corpus):
+def words(corpus):
     tokenizer = Tokenizer(models.WordLevel(unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizer
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     trainer = trainers.WordLevelTrainer(vocab_size=900, special_tokens=["<unk>", "<s>", "</s>"],
                                         show_progress=False)
     tokenizer.train_from_iterator(corpus, trainer)
     return edited(tokenizer, lambda data: None)
 
 
-def words(corpus):
-    return word_level(pre_tokenizers.Whitespace(), corpus)
-
-
-def words_split(corpus):
-    return word_level(pre_tokenizers.WhitespaceSplit(), corpus)
-
-
-FAMILIES = {"llama3": llama3, "qwen2": qwen2, "tekken": tekken, "gpt2": gpt2, "words": words,
-            "words_split": words_split}
+FAMILIES = {"llama3": llama3, "qwen2": qwen2, "tekken": tekken, "gpt2": gpt2, "words": words}
 
 
 def make_corpus(ranges):

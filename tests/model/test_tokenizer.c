@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Tokenizers of six kinds against HF `tokenizers`: the ids of 10240 hostile strings each, and the
+ * Tokenizers of five kinds against HF `tokenizers`: the ids of 10240 hostile strings each, and the
  * text they decode to, whole and streamed. goldens/NAME.txt holds what HF gave.
  */
 
@@ -134,8 +134,7 @@ static void matches_golden(const char *name)
 
 static void ids_are_those_of_hf(void **state)
 {
-    static const char *const names[] = {"llama3", "qwen2", "tekken",
-                                        "gpt2",   "words", "words_split"};
+    static const char *const names[] = {"llama3", "qwen2", "tekken", "gpt2", "words"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         matches_golden(names[i]);
 }
@@ -220,28 +219,6 @@ static void replaces_broken_characters(void **state)
 
 /* ---- other promises ---- */
 
-/* A text that goes on from another gets nothing in front, where a text gets a space; but after a
-   special token it does. */
-static void goes_on(void **state)
-{
-    kvf_tokenizer *tokenizer = fixture_tokenizer("gpt2");
-    kvf_token_ids whole = {0}, more = {0};
-    kvf_error error;
-    assert_int_equal(kvf_tokenizer_encode(tokenizer, "x", 1, false, &whole, &error), KVF_OK);
-    assert_string_not_equal(kvf_tokenizer_token(tokenizer, whole.ids[0]), "x");
-    assert_int_equal(kvf_tokenizer_encode_more(tokenizer, "x", 1, &more, &error), KVF_OK);
-    assert_int_equal(more.count, 1);
-    assert_string_equal(kvf_tokenizer_token(tokenizer, more.ids[0]), "x");
-    whole.count = more.count = 0;
-    assert_int_equal(kvf_tokenizer_encode(tokenizer, "</s>x y", 7, false, &whole, &error), KVF_OK);
-    assert_int_equal(kvf_tokenizer_encode_more(tokenizer, "</s>x y", 7, &more, &error), KVF_OK);
-    assert_int_equal(whole.count, more.count);
-    assert_memory_equal(whole.ids, more.ids, more.count * sizeof *more.ids);
-    kvf_token_ids_free(&whole);
-    kvf_token_ids_free(&more);
-    kvf_tokenizer_close(tokenizer);
-}
-
 static void answers_questions(void **state)
 {
     kvf_tokenizer *tokenizer = fixture_tokenizer("llama3");
@@ -313,7 +290,7 @@ static void survives_failing_allocation(void **state)
 {
     static const char *const names[] = {"llama3", "gpt2", "words"};
     static const char text[] = "<s> e\xcc\x81"
-                               "cole NAME <mask> 123 hello  world\n\n<|eot_id|> 'tis";
+                               "cole <mask> 123 hello  world\n\n<|eot_id|> 'tis";
     for (size_t n = 0; n < sizeof names / sizeof *names; n++) {
         char path[1024];
         size_t size;
@@ -385,7 +362,7 @@ static void threads_share_one(void **state)
 int main(void)
 {
     return unit_run_around(open_hostile, close_hostile, ids_are_those_of_hf,
-                           streams_whole_characters, replaces_broken_characters, goes_on,
-                           answers_questions, refuses_broken_text, long_words_are_not_quadratic,
+                           streams_whole_characters, replaces_broken_characters, answers_questions,
+                           refuses_broken_text, long_words_are_not_quadratic,
                            survives_failing_allocation, threads_share_one);
 }

@@ -121,13 +121,6 @@ static void does_what_it_says(void **state)
     expect_ids(t, "a\u1e63tb s\u0323t  <x>c", false, 6, (uint32_t[]){0, 4, 1, 4, 5, 3});
     kvf_tokenizer_close(t);
 
-    p = words; /* a literal, removed */
-    p.pre = "{\"type\":\"Split\",\"pattern\":{\"String\":\".(\"},\"behavior\":\"Removed\","
-            "\"invert\":false}";
-    t = open_parts(&p);
-    expect_ids(t, "a.(b.(.(c", false, 3, (uint32_t[]){0, 1, 3});
-    kvf_tokenizer_close(t);
-
     p = words; /* digits one by one, or together */
     p.model = "{\"type\":\"WordLevel\",\"vocab\":{\"a\":0,\"1\":1,\"\u0662\":2,\"1\u0662\":3}}";
     p.pre = "{\"type\":\"Digits\",\"individual_digits\":true}";
@@ -175,11 +168,11 @@ static void opens_directories(void **state)
     fixture_expect(kvf_tokenizer_open(directory, &tokenizer, &error), &error, KVF_CORRUPT,
                    "tokenizer.json: not valid JSON: ");
     char text[1024];
-    snprintf(text, sizeof text, "{\"pre_tokenizer\":{\"type\":\"Whitespace\"},\"model\":%s}",
+    snprintf(text, sizeof text, "{\"pre_tokenizer\":{\"type\":\"WhitespaceSplit\"},\"model\":%s}",
              words_model);
     fixture_write_text(directory, "tokenizer.json", text);
     assert_int_equal(kvf_tokenizer_open(directory, &tokenizer, &error), KVF_OK);
-    expect_ids(tokenizer, "a,b", false, 3, (uint32_t[]){0, 2, 1});
+    expect_ids(tokenizer, "a , b", false, 3, (uint32_t[]){0, 2, 1});
     kvf_tokenizer_close(tokenizer);
     fixture_directory_remove(directory);
 }
@@ -193,7 +186,7 @@ static void write_framed(const char *directory, const char *post)
 {
     char text[1024];
     snprintf(text, sizeof text,
-             "{\"pre_tokenizer\":{\"type\":\"Whitespace\"},\"model\":%s,\"post_processor\":%s}",
+             "{\"pre_tokenizer\":{\"type\":\"WhitespaceSplit\"},\"model\":%s,\"post_processor\":%s}",
              words_model, post);
     fixture_write_text(directory, "tokenizer.json", text);
 }

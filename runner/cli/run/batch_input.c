@@ -193,12 +193,9 @@ static kvf_status encode_line(const cli_job_source *source, const json_value *li
         KVF_TRY(kvf_token_ids_append(ids, source->before->ids, source->before->count, error));
     if (!o->chat && !messages && !system) {
         const size_t first = ids->count;
-        if (source->before)
-            return kvf_tokenizer_encode_more(source->tokenizer, prompt->as.string, prompt->size,
-                                             ids, error);
-        KVF_TRY(kvf_tokenizer_encode(source->tokenizer, prompt->as.string, prompt->size, true, ids,
-                                     error));
-        if (!*told)
+        KVF_TRY(kvf_tokenizer_encode(source->tokenizer, prompt->as.string, prompt->size,
+                                     !source->before, ids, error));
+        if (!*told && !source->before)
             *told = cli_note_start(where, source->tokenizer, ids->ids + first, ids->count - first);
         return KVF_OK;
     }

@@ -61,8 +61,7 @@ static kvf_status encode(const char *where, const kvf_tokenizer *tokenizer, cons
 {
     kvf_error why = {0};
     const size_t first = ids->count;
-    const kvf_status status = begins ? kvf_tokenizer_encode(tokenizer, text, size, true, ids, &why)
-                                     : kvf_tokenizer_encode_more(tokenizer, text, size, ids, &why);
+    const kvf_status status = kvf_tokenizer_encode(tokenizer, text, size, begins, ids, &why);
     if (status != KVF_OK)
         return model_fail(error, status, "%s: %s", where, why.text);
     if (begins)

@@ -97,7 +97,7 @@ static kvf_status encode(const cli_tune *tune, const char *before, const char *t
 {
     char whole[sizeof tune->questions->line + 8];
     const int size = snprintf(whole, sizeof whole, "%s%s%s", before, text, after);
-    KVF_TRY(kvf_tokenizer_encode_more(tune->tokenizer, whole, (size_t)size, ids, error));
+    KVF_TRY(kvf_tokenizer_encode(tune->tokenizer, whole, (size_t)size, false, ids, error));
     for (size_t i = 0; i < ids->count; i++)
         if (ids->ids[i] >= tune->model.vocab_size)
             return model_fail(error, KVF_INVALID, "the tokenizer gives id %u and the model has %u",

@@ -10,9 +10,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* \w of Unicode's recommendation for regular expressions, which is the one that HF uses here. */
-#define WORD_CHARACTER "[\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}\\p{Join_Control}]"
-
 /* ---- reading ---- */
 
 /* HF ignores the ids of the file and counts on from the vocabulary: insist that both agree. */
@@ -54,6 +51,7 @@ static kvf_status read_token(added_tokens *self, const json_value *entry,
             self->count);
     static const char *const known[] = {"id",          "content", "special", "normalized",
                                         "single_word", "lstrip",  "rstrip",  NULL};
+    bool single_word;
     char what[48];
     snprintf(what, sizeof what, "tokenizer.json: added_tokens[%zu]", self->count);
     KVF_TRY(json_check_keys(entry, what, known, error));
@@ -66,7 +64,10 @@ static kvf_status read_token(added_tokens *self, const json_value *entry,
     KVF_TRY(status);
     KVF_TRY(json_read_flag(entry, what, "special", false, &token->special, error));
     KVF_TRY(json_read_flag(entry, what, "normalized", false, &token->normalized, error));
-    KVF_TRY(json_read_flag(entry, what, "single_word", false, &token->single_word, error));
+    KVF_TRY(json_read_flag(entry, what, "single_word", false, &single_word, error));
+    if (single_word)
+        return model_fail(error, KVF_UNSUPPORTED, "%s.single_word is true; only false is supported",
+                          what);
     KVF_TRY(json_read_flag(entry, what, "lstrip", false, &token->lstrip, error));
     return json_read_flag(entry, what, "rstrip", false, &token->rstrip, error);
 }
@@ -122,11 +123,7 @@ static kvf_status read_all(added_tokens *self, const json_value *array,
     for (const json_value *entry = json_first(array); entry; entry = json_next(array, entry))
         KVF_TRY(read_token(self, entry, vocabulary, error));
     KVF_TRY(make_patterns(self, false, nfc, error));
-    KVF_TRY(make_patterns(self, true, nfc, error));
-    for (size_t i = 0; i < self->count; i++)
-        if (self->list[i].single_word && !self->word)
-            KVF_TRY(regex_create_native(WORD_CHARACTER, &self->word, error));
-    return KVF_OK;
+    return make_patterns(self, true, nfc, error);
 }
 
 kvf_status added_tokens_create(added_tokens *self, const json_value *array,
@@ -156,7 +153,6 @@ static void destroy_patterns(added_patterns *patterns)
 
 void added_tokens_destroy(added_tokens *self)
 {
-    pcre2_code_free(self->word);
     destroy_patterns(&self->raw);
     destroy_patterns(&self->normalized);
     for (size_t i = 0; i < self->count; i++)
@@ -219,32 +215,6 @@ static size_t previous_character(const char *text, size_t at)
     return at;
 }
 
-static kvf_status is_word(const added_search *search, size_t at, bool *out, kvf_error *error)
-{
-    size_t start;
-    size_t end;
-    uint32_t code = 0;
-    size_t length = utf8_decode(search->text + at, search->size - at, &code);
-    kvf_status status = regex_find(search->tokens->word, search->scan, search->text + at, length, 0,
-                                   &start, &end, error);
-    *out = start < length;
-    return status;
-}
-
-/* A single word has no word character on either side. */
-static kvf_status stands_alone(const added_search *search, size_t start, size_t end, bool *alone,
-                               kvf_error *error)
-{
-    bool before = false;
-    bool after = false;
-    if (start > 0)
-        KVF_TRY(is_word(search, previous_character(search->text, start), &before, error));
-    if (end < search->size)
-        KVF_TRY(is_word(search, end, &after, error));
-    *alone = !before && !after;
-    return KVF_OK;
-}
-
 static size_t skip_space_left(const added_search *search, size_t at, size_t limit)
 {
     while (at > limit) {
@@ -270,32 +240,22 @@ static size_t skip_space_right(const added_search *search, size_t at)
     return at;
 }
 
-kvf_status added_tokens_next(const added_search *search, size_t from, size_t taken,
-                             added_match *match, bool *found, kvf_error *error)
+bool added_tokens_next(const added_search *search, size_t from, size_t taken, added_match *match)
 {
-    *found = false;
-    for (size_t at = from; search->patterns->count != 0 && at < search->size;) {
+    if (search->patterns->count == 0)
+        return false;
+    for (size_t at = from; at < search->size; at++) {
         const added_pattern *pattern = longest_at(search, at);
-        if (!pattern) {
-            at++;
+        if (!pattern)
             continue;
-        }
         const added_token *token = &search->tokens->list[pattern->token];
-        size_t end = at + pattern->size;
-        bool alone = true;
-        if (token->single_word)
-            KVF_TRY(stands_alone(search, at, end, &alone, error));
-        if (!alone) {
-            at = end;
-            continue;
-        }
+        const size_t end = at + pattern->size;
         *match = (added_match){.start = at, .end = end, .resume = end, .id = token->id};
         if (token->lstrip)
             match->start = at > taken ? skip_space_left(search, at, taken) : taken;
         if (token->rstrip)
             match->end = skip_space_right(search, end);
-        *found = true;
-        return KVF_OK;
+        return true;
     }
-    return KVF_OK;
+    return false;
 }

@@ -11,13 +11,12 @@
 #include "bpe.h"
 #include "json.h"
 #include "normalize.h"
-#include "regex_split.h"
 
 typedef struct added_token {
     char *text; /* as in the file; zero-terminated */
     uint32_t size;
     uint32_t id;
-    bool special, normalized, single_word, lstrip, rstrip;
+    bool special, normalized, lstrip, rstrip;
 } added_token;
 
 typedef struct added_pattern {
@@ -38,7 +37,6 @@ typedef struct added_tokens {
     size_t count;
     added_patterns raw;        /* searched in the text as it is */
     added_patterns normalized; /* searched after normalisation */
-    pcre2_code *word;          /* one word character; only if a token has single_word */
 } added_tokens;
 
 /** From the "added_tokens" array. @p nfc: patterns of normalized tokens are in it. */
@@ -56,16 +54,12 @@ typedef struct added_match {
 typedef struct added_search {
     const added_tokens *tokens;
     const added_patterns *patterns;
-    regex_scan *scan;
     const char *text;
     size_t size;
 } added_search;
 
-/**
- * The next match from @p from on; text before @p taken belongs to an earlier match already.
- * @return whether there is one in @p found
- */
-KVF_CHECKED kvf_status added_tokens_next(const added_search *search, size_t from, size_t taken,
-                                         added_match *match, bool *found, kvf_error *error);
+/** The next match from @p from on; text before @p taken belongs to an earlier match already.
+ * @return whether there is one */
+bool added_tokens_next(const added_search *search, size_t from, size_t taken, added_match *match);
 
 #endif

@@ -202,11 +202,6 @@ kvf_status regex_create(const char *pattern, size_t size, pcre2_code **out, kvf_
     return status;
 }
 
-kvf_status regex_create_native(const char *pattern, pcre2_code **out, kvf_error *error)
-{
-    return compile(pattern, strlen(pattern), out, error);
-}
-
 kvf_status regex_scan_create(regex_scan **out, kvf_error *error)
 {
     regex_scan *scan = model_alloc_zero(1, sizeof *scan);

@@ -22,9 +22,6 @@ typedef struct regex_scan regex_scan;
 KVF_CHECKED kvf_status regex_create(const char *pattern, size_t size, pcre2_code **out,
                                     kvf_error *error);
 
-/** A pattern that is known to be PCRE2's, taken as it is. */
-KVF_CHECKED kvf_status regex_create_native(const char *pattern, pcre2_code **out, kvf_error *error);
-
 /** Match data of one thread, for any patterns. */
 KVF_CHECKED kvf_status regex_scan_create(regex_scan **out, kvf_error *error);
 void regex_scan_destroy(regex_scan *scan);

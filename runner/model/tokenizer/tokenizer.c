@@ -21,7 +21,7 @@ void kvf_tokenizer_close(kvf_tokenizer *tokenizer)
     if (!tokenizer)
         return;
     for (size_t i = 0; i < tokenizer->steps_count; i++)
-        pcre2_code_free(tokenizer->steps[i].pattern);
+        pcre2_code_free(tokenizer->steps[i]);
     model_free(tokenizer->added_of_id);
     added_tokens_destroy(&tokenizer->added);
     bpe_destroy(&tokenizer->bpe);
@@ -82,9 +82,6 @@ typedef struct encode_state {
     const kvf_tokenizer *tokenizer;
     regex_scan *scan;
     bpe_scratch scratch;
-    kvf_text prefixed;
-    bool starts;  /* the piece is where the text begins */
-    bool goes_on; /* the text follows another one */
     kvf_token_ids *ids;
     kvf_error *error;
 } encode_state;
@@ -112,31 +109,17 @@ static kvf_status encode_word(encode_state *state, text_piece word)
 
 static kvf_status split_piece(encode_state *state, size_t step, text_piece piece);
 
-/* The part of a piece from @p start on, of @p size bytes, through the next steps. */
-static kvf_status split_part(encode_state *state, size_t index, text_piece piece, size_t start,
-                             size_t size)
-{
-    const bool starts = state->starts;
-    state->starts = starts && start == 0;
-    const kvf_status status =
-        split_piece(state, index + 1, (text_piece){piece.bytes + start, size});
-    state->starts = starts;
-    return status;
-}
-
-/* Matches and the text between them, as the step wants them. */
+/* Matches and the text between them. */
 static kvf_status split_by_pattern(encode_state *state, size_t index, text_piece piece)
 {
-    const split_step *step = &state->tokenizer->steps[index];
-    bool keep_matches = step->kind == SPLIT_WORDS || step->keep_matches;
-    bool keep_others = step->kind != SPLIT_WORDS;
+    const pcre2_code *pattern = state->tokenizer->steps[index];
     for (size_t at = 0, start, end; at < piece.size; at = end) {
-        KVF_TRY(regex_find(step->pattern, state->scan, piece.bytes, piece.size, at, &start, &end,
+        KVF_TRY(regex_find(pattern, state->scan, piece.bytes, piece.size, at, &start, &end,
                            state->error));
-        if (keep_others && start > at)
-            KVF_TRY(split_part(state, index, piece, at, start - at));
-        if (keep_matches && end > start)
-            KVF_TRY(split_part(state, index, piece, start, end - start));
+        if (start > at)
+            KVF_TRY(split_piece(state, index + 1, (text_piece){piece.bytes + at, start - at}));
+        if (end > start)
+            KVF_TRY(split_piece(state, index + 1, (text_piece){piece.bytes + start, end - start}));
     }
     return KVF_OK;
 }
@@ -150,25 +133,10 @@ static kvf_status split_by_space(encode_state *state, size_t index, text_piece p
         if (!utf8_is_space(code))
             continue;
         if (at > start)
-            KVF_TRY(split_part(state, index, piece, start, at - start));
+            KVF_TRY(split_piece(state, index + 1, (text_piece){piece.bytes + start, at - start}));
         start = at + length;
     }
     return KVF_OK;
-}
-
-/* A space before the piece unless it starts with one. The copy lives until the piece is encoded:
-   the step is followed by steps that only cut, and there is one such step at most. */
-static kvf_status split_with_prefix(encode_state *state, size_t index, text_piece piece)
-{
-    if (piece.bytes[0] == ' ' || (state->goes_on && state->starts))
-        return split_piece(state, index + 1, piece);
-    state->prefixed.size = 0;
-    kvf_status status = kvf_text_append(&state->prefixed, " ", 1, state->error);
-    if (status == KVF_OK)
-        status = kvf_text_append(&state->prefixed, piece.bytes, piece.size, state->error);
-    if (status != KVF_OK)
-        return status;
-    return split_piece(state, index + 1, (text_piece){state->prefixed.bytes, state->prefixed.size});
 }
 
 /* Recursion is as deep as there are steps. */
@@ -176,16 +144,8 @@ static kvf_status split_piece(encode_state *state, size_t step, text_piece piece
 {
     if (step == state->tokenizer->steps_count)
         return encode_word(state, piece);
-    switch (state->tokenizer->steps[step].kind) {
-    case SPLIT_WHITE_SPACE:
-        return split_by_space(state, step, piece);
-    case SPLIT_PREFIX:
-        return split_with_prefix(state, step, piece);
-    case SPLIT_PATTERN:
-    case SPLIT_WORDS:
-        break;
-    }
-    return split_by_pattern(state, step, piece);
+    return state->tokenizer->steps[step] ? split_by_pattern(state, step, piece)
+                                         : split_by_space(state, step, piece);
 }
 
 typedef kvf_status (*encode_fn)(encode_state *state, text_piece piece);
@@ -196,17 +156,13 @@ static kvf_status encode_around(encode_state *state, const added_patterns *patte
 {
     added_search search = {.tokens = &state->tokenizer->added,
                            .patterns = patterns,
-                           .scan = state->scan,
                            .text = piece.bytes,
                            .size = piece.size};
     added_match match = {0};
-    const bool starts = state->starts;
     for (;;) {
         const size_t taken = match.end;
-        bool found;
-        KVF_TRY(added_tokens_next(&search, match.resume, taken, &match, &found, state->error));
+        const bool found = added_tokens_next(&search, match.resume, taken, &match);
         const size_t until = found ? match.start : piece.size;
-        state->starts = starts && taken == 0;
         if (until > taken)
             KVF_TRY(next(state, (text_piece){piece.bytes + taken, until - taken}));
         if (!found)
@@ -251,15 +207,13 @@ static kvf_status encode_text(encode_state *state, text_piece text, bool add_spe
         status = push_all(state, tokenizer->suffix, tokenizer->suffix_count);
     regex_scan_destroy(state->scan);
     bpe_scratch_free(&state->scratch);
-    kvf_text_free(&state->prefixed);
     return status;
 }
 
-/* The whole of it; ids are as before on failure. */
-static kvf_status encode_whole(encode_state *state, const char *text, size_t bytes,
-                               bool add_special)
+kvf_status kvf_tokenizer_encode(const kvf_tokenizer *tokenizer, const char *text, size_t bytes,
+                                bool add_special, kvf_token_ids *ids, kvf_error *error)
 {
-    kvf_error *error = state->error;
+    encode_state state = {.tokenizer = tokenizer, .ids = ids, .error = error};
     if (bytes > TEXT_BYTES_MAX)
         return model_fail(error, KVF_INVALID,
                           "the text has %zu bytes; at most %u are encoded at once", bytes,
@@ -271,24 +225,9 @@ static kvf_status encode_whole(encode_state *state, const char *text, size_t byt
             "the text is not UTF-8: byte %zu (0x%02x) does not belong there; convert it "
             "to UTF-8",
             valid, (unsigned)(unsigned char)text[valid]);
-    const size_t count = state->ids->count;
-    const kvf_status status = encode_text(state, (text_piece){text, bytes}, add_special);
+    const size_t count = ids->count;
+    const kvf_status status = encode_text(&state, (text_piece){text, bytes}, add_special);
     if (status != KVF_OK)
-        state->ids->count = count;
+        ids->count = count;
     return status;
-}
-
-kvf_status kvf_tokenizer_encode(const kvf_tokenizer *tokenizer, const char *text, size_t bytes,
-                                bool add_special, kvf_token_ids *ids, kvf_error *error)
-{
-    encode_state state = {.tokenizer = tokenizer, .starts = true, .ids = ids, .error = error};
-    return encode_whole(&state, text, bytes, add_special);
-}
-
-kvf_status kvf_tokenizer_encode_more(const kvf_tokenizer *tokenizer, const char *text, size_t bytes,
-                                     kvf_token_ids *ids, kvf_error *error)
-{
-    encode_state state = {
-        .tokenizer = tokenizer, .starts = true, .goes_on = true, .ids = ids, .error = error};
-    return encode_whole(&state, text, bytes, false);
 }

@@ -55,8 +55,8 @@ bool kvf_tokenizer_is_special(const kvf_tokenizer *tokenizer, uint32_t id);
  * Encode UTF-8 text, appending to @p ids (freed with kvf_token_ids_free).
  *
  * @param text         [bytes]; may hold zero bytes
- * @param add_special  whether the post-processor may add its tokens (BOS); false for text that a
- *                     chat template rendered
+ * @param add_special  whether the post-processor may add its tokens (BOS); false for text that
+ *                     goes on from another, or that a chat format wrote
  * @return KVF_OK; KVF_INVALID naming the byte offset where the text is not UTF-8;
  *         KVF_OUT_OF_MEMORY; on failure ids->count is as before
  *
@@ -65,12 +65,6 @@ bool kvf_tokenizer_is_special(const kvf_tokenizer *tokenizer, uint32_t id);
 KVF_CHECKED kvf_status kvf_tokenizer_encode(const kvf_tokenizer *tokenizer, const char *text,
                                             size_t bytes, bool add_special, kvf_token_ids *ids,
                                             kvf_error *error);
-
-/** As kvf_tokenizer_encode of text that goes on from another: nothing is put in front of it,
- * neither a token nor a space. */
-KVF_CHECKED kvf_status kvf_tokenizer_encode_more(const kvf_tokenizer *tokenizer, const char *text,
-                                                 size_t bytes, kvf_token_ids *ids,
-                                                 kvf_error *error);
 
 /**
  * Decode, appending to @p text. Bytes that are not UTF-8 become U+FFFD; ids without a token (models

@@ -9,23 +9,11 @@
 
 #include "added_tokens.h"
 #include "bpe.h"
+#include "regex_split.h"
 #include "tokenizer.h"
 
 #define TOKENIZER_STEPS_MAX 8u
 #define TOKENIZER_FRAME_MAX 8u
-
-typedef enum split_kind {
-    SPLIT_PATTERN,     /* Split, or ByteLevel with use_regex: matches and what is between them */
-    SPLIT_WORDS,       /* Whitespace: matches only */
-    SPLIT_WHITE_SPACE, /* WhitespaceSplit: what is between white space */
-    SPLIT_PREFIX,      /* ByteLevel with add_prefix_space */
-} split_kind;
-
-typedef struct split_step {
-    split_kind kind;
-    pcre2_code *pattern; /* SPLIT_PATTERN and SPLIT_WORDS */
-    bool keep_matches;   /* SPLIT_PATTERN: false = behavior Removed */
-} split_step;
 
 struct kvf_tokenizer {
     token_vocabulary vocabulary;
@@ -36,7 +24,8 @@ struct kvf_tokenizer {
     uint32_t *added_of_id; /* [size] index into added, VOCABULARY_NONE = none */
     uint32_t size;         /* largest id + 1, added tokens included */
     bool nfc;              /* texts are normalised */
-    split_step steps[TOKENIZER_STEPS_MAX];
+    /* Each cuts what the one before left: matches and what is between them; NULL = white space. */
+    pcre2_code *steps[TOKENIZER_STEPS_MAX];
     size_t steps_count;
     bool byte_level_split;   /* the last step hands bytes to BPE */
     bool byte_level_decoder; /* else tokens are joined with spaces */

@@ -16,13 +16,6 @@
 #define GPT2_PATTERN                                                                               \
     "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
 
-/* Whitespace: \w+|[^\w\s]+ with Unicode's own \w. */
-#define WORD "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}\\p{Join_Control}"
-#define WORDS_PATTERN                                                                              \
-    "[" WORD "]+|[^" WORD                                                                          \
-    "\\x{9}-\\x{d}\\x{20}\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}"                      \
-    "\\x{2029}\\x{202f}\\x{205f}\\x{3000}]+"
-
 /* ---- common ---- */
 
 typedef struct part_field {
@@ -88,78 +81,48 @@ static kvf_status read_normalizer(kvf_tokenizer *tokenizer, part_field part, kvf
 
 /* ---- pre-tokeniser ---- */
 
-static kvf_status add_step(kvf_tokenizer *tokenizer, split_step step, kvf_error *error)
+/* @p pattern [size]; NULL = white space. */
+static kvf_status add_step(kvf_tokenizer *tokenizer, const char *pattern, size_t size,
+                           kvf_error *error)
 {
-    if (tokenizer->byte_level_split || tokenizer->steps_count == TOKENIZER_STEPS_MAX) {
-        pcre2_code_free(step.pattern);
+    if (tokenizer->byte_level_split || tokenizer->steps_count == TOKENIZER_STEPS_MAX)
         return model_fail(
             error, KVF_UNSUPPORTED,
             "tokenizer.json: pre_tokenizer: at most %u steps are supported, and ByteLevel "
             "must be the last",
             TOKENIZER_STEPS_MAX);
-    }
-    tokenizer->steps[tokenizer->steps_count++] = step;
+    if (pattern)
+        KVF_TRY(regex_create(pattern, size, &tokenizer->steps[tokenizer->steps_count], error));
+    tokenizer->steps_count++;
     return KVF_OK;
-}
-
-/* {"String": literal}: the literal as an expression. */
-static kvf_status quote(const json_value *literal, pcre2_code **out, kvf_error *error)
-{
-    kvf_text quoted = {0};
-    kvf_status status = KVF_OK;
-    if (literal->size == 0)
-        return model_fail(error, KVF_UNSUPPORTED,
-                          "tokenizer.json: pre_tokenizer.pattern is an empty string");
-    for (uint32_t i = 0; i < literal->size && status == KVF_OK; i++) {
-        const char piece[2] = {'\\', literal->as.string[i]};
-        const bool is_plain = !piece[1] || !strchr(".*+?()[]{}|^$\\", piece[1]);
-        status = kvf_text_append(&quoted, piece + is_plain, is_plain ? 1 : 2, error);
-    }
-    if (status == KVF_OK)
-        status = regex_create(quoted.bytes, quoted.size, out, error);
-    kvf_text_free(&quoted);
-    return status;
 }
 
 static kvf_status read_split(kvf_tokenizer *tokenizer, part_field part, kvf_error *error)
 {
     static const char *const known[] = {"type", "pattern", "behavior", "invert", NULL};
-    split_step step = {.kind = SPLIT_PATTERN};
     bool invert;
     KVF_TRY(check_fields(part, known, error));
     KVF_TRY(read_flag(part, "invert", false, &invert, error));
     if (invert)
         return unsupported(part, "invert", "only false is supported", error);
-    const json_value *behavior = json_get(part.object, "behavior");
-    step.keep_matches = json_is_string(behavior, "Isolated");
-    if (!step.keep_matches && !json_is_string(behavior, "Removed"))
-        return unsupported(part, "behavior", "Isolated and Removed are supported", error);
+    if (!json_is_string(json_get(part.object, "behavior"), "Isolated"))
+        return unsupported(part, "behavior", "Isolated is supported", error);
     const json_value *pattern = json_get(part.object, "pattern");
     const json_value *regex = json_get(pattern, "Regex");
-    const json_value *literal = json_get(pattern, "String");
-    if (!pattern || pattern->kind != JSON_OBJECT || pattern->size != 1 || !regex == !literal ||
-        (regex ? regex : literal)->kind != JSON_STRING)
-        return unsupported(part, "pattern", "{\"Regex\": …} and {\"String\": …} are supported",
-                           error);
-    if (literal)
-        KVF_TRY(quote(literal, &step.pattern, error));
-    else
-        KVF_TRY(regex_create(regex->as.string, regex->size, &step.pattern, error));
-    return add_step(tokenizer, step, error);
+    if (!regex || pattern->size != 1 || regex->kind != JSON_STRING)
+        return unsupported(part, "pattern", "{\"Regex\": …} is supported", error);
+    return add_step(tokenizer, regex->as.string, regex->size, error);
 }
 
 /* Digits and numbers of every script stand alone, one by one or as they follow each other. */
 static kvf_status read_digits(kvf_tokenizer *tokenizer, part_field part, kvf_error *error)
 {
     static const char *const known[] = {"type", "individual_digits", NULL};
-    static const char one[] = "\\p{N}", many[] = "\\p{N}+";
-    split_step step = {.kind = SPLIT_PATTERN, .keep_matches = true};
     bool individual;
     KVF_TRY(check_fields(part, known, error));
     KVF_TRY(read_flag(part, "individual_digits", false, &individual, error));
-    const char *pattern = individual ? one : many;
-    KVF_TRY(regex_create(pattern, strlen(pattern), &step.pattern, error));
-    return add_step(tokenizer, step, error);
+    const char *pattern = individual ? "\\p{N}" : "\\p{N}+";
+    return add_step(tokenizer, pattern, strlen(pattern), error);
 }
 
 static kvf_status read_byte_level(kvf_tokenizer *tokenizer, part_field part, kvf_error *error)
@@ -171,12 +134,9 @@ static kvf_status read_byte_level(kvf_tokenizer *tokenizer, part_field part, kvf
     KVF_TRY(read_flag(part, "add_prefix_space", true, &prefix, error));
     KVF_TRY(read_flag(part, "use_regex", true, &use_regex, error));
     if (prefix)
-        KVF_TRY(add_step(tokenizer, (split_step){.kind = SPLIT_PREFIX}, error));
-    if (use_regex) {
-        split_step step = {.kind = SPLIT_PATTERN, .keep_matches = true};
-        KVF_TRY(regex_create(GPT2_PATTERN, sizeof GPT2_PATTERN - 1, &step.pattern, error));
-        KVF_TRY(add_step(tokenizer, step, error));
-    }
+        return unsupported(part, "add_prefix_space", "only false is supported", error);
+    if (use_regex)
+        KVF_TRY(add_step(tokenizer, GPT2_PATTERN, sizeof GPT2_PATTERN - 1, error));
     if (tokenizer->byte_level_split)
         return model_fail(error, KVF_UNSUPPORTED,
                           "tokenizer.json: pre_tokenizer: ByteLevel is there twice");
@@ -194,17 +154,12 @@ static kvf_status read_pre_tokenizer(kvf_tokenizer *tokenizer, part_field part, 
         return read_byte_level(tokenizer, part, error);
     if (json_is_string(type, "Digits"))
         return read_digits(tokenizer, part, error);
-    const bool is_words = json_is_string(type, "Whitespace");
-    split_step step = {.kind = is_words ? SPLIT_WORDS : SPLIT_WHITE_SPACE};
-    if (part.object->kind == JSON_OBJECT && !is_words && !json_is_string(type, "WhitespaceSplit"))
+    if (part.object->kind == JSON_OBJECT && !json_is_string(type, "WhitespaceSplit"))
         return unsupported(part, "type",
-                           "Sequence, Split, Digits, ByteLevel, Whitespace and WhitespaceSplit are "
-                           "supported",
+                           "Sequence, Split, Digits, ByteLevel and WhitespaceSplit are supported",
                            error);
     KVF_TRY(check_fields(part, known, error));
-    if (is_words)
-        KVF_TRY(regex_create_native(WORDS_PATTERN, &step.pattern, error));
-    return add_step(tokenizer, step, error);
+    return add_step(tokenizer, NULL, 0, error);
 }
 
 /* ---- model ---- */
