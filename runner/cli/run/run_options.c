@@ -50,191 +50,192 @@ static bool take_stop(const cli_option *option, const char *text, void *at)
     return true;
 }
 
-static const cli_option of_model[] = {
-    {.is = {"model", TEXT, FIELD(model),
-            .meaning = "Hugging Face directory (config.json, tokenizer.json, *.safetensors), "
-                       "or GGUF file"},
-     .argument = "DIR"},
-};
+/* Rows in the order of the help, each of the commands that have it. */
+enum { OF_RUN = 1, OF_SCORE = 2, OF_BOTH = 3 };
 
-static const cli_option of_prompt[] = {
-    {.is = {"prompt", TEXT, FIELD(prompt), .meaning = "the prompt"},
-     .argument = "TEXT",
-     .absent = "read standard input"},
-    {.is = {"prompt-file", TEXT, FIELD(prompt_file), .meaning = "the prompt, as UTF-8 text"}},
-    {.is = {"token-ids", TEXT, FIELD(token_ids_file),
-            .meaning = "the prompt as numbers, separated by spaces, commas or lines"}},
-};
-
-static const cli_option of_questions[] = {
-    {.is =
-         {"ask", TEXT, FIELD(ask_file),
-          .meaning =
-              "one question per line, each answered on its own after the prompt; what prunes "
-              "the prompt does not know them. In a file *.jsonl a line is {\"prompt\": \"...\"}"}},
-};
-
-static const cli_option of_prompts[] = {
-    {.is = {"prompts", TEXT, FIELD(prompts_file),
-            .meaning =
-                "many prompts, as lines of JSON: {\"prompt\": \"...\"} or {\"messages\": "
-                "[...]}, with id, system, tokens, seed, temperature, top_p, top_k, min_p and "
-                "repetition_penalty if wanted; answers are lines of JSON too, as they end"}},
-};
-
-static const cli_option of_samples[] = {
-    {.is = {"samples", WHOLE, FIELD(samples), .low = 1, .high = 1 << 20,
-            .meaning =
-                "answers to each prompt, as lines of JSON; answer i draws with the seed plus "
-                "i"},
-     .absent = "one, as text"},
-};
-
-static const cli_option of_rows[] = {
-    {.is = {"batch", WHOLE, FIELD(batch), .low = 1, .high = BATCH_MAX,
-            .meaning = "answers that are on their way at once"},
-     .absent = "what memory has room for, 16 at most, 8 on a GPU"},
-    {.is = {"memory", WHOLE, FIELD(memory_bytes), .low = 1, .high = 0x1p62,
-            .meaning =
-                "bytes of keys and values of a batch on the host; an answer begins when there "
-                "is room for it"},
-     .absent = "what the batch needs"},
-    {.is = {"logprobs", WHOLE, FIELD(logprobs), .high = CLI_LIKELY_MAX,
-            .meaning = "lines have the log-probability of each token, and of so many likeliest "
-                       "ones beside it"},
-     .absent = "none"},
-};
-
-static const cli_option of_answers[] = {
-    {.is = {"answers", TEXT, FIELD(answers_file),
-            .meaning = "lines of JSON that kvferry run gave for these prompts: each answer is "
-                       "scored again, densely unless --select or --preset is given, and compared "
-                       "with its logprobs"},
-     .argument = "FILE"},
-};
-
-static const cli_option of_length[] = {
-    {.is = {"tokens", WHOLE, FIELD(tokens), .high = 1 << 24, .meaning = "tokens to generate"},
-     .letter = 'n'},
-    {.is = {"stop", TEXT, FIELD(stop), .meaning = "end the answer in front of it; several times"},
-     .argument = "TEXT",
-     .absent = "end tokens of the model and of its chat format",
-     .take = take_stop},
-    {.is = {"ignore-eos", SWITCH, FIELD(ignore_eos), .meaning = "go on after an end token"}},
-};
-
-static const cli_option of_draft[] = {
-    {.is = {"draft", WHOLE, FIELD(draft_tokens), .low = 1, .high = KVF_DRAFT_MAX,
-            .meaning = "guess up to N tokens by what followed when the newest ones came up before, "
-                       "and check them in one step: the same answer, sooner where it quotes; N is "
-                       "1 to 15, 15 if it is left out"},
-     .argument = "ngram[:N]",
-     .absent = "one token per step",
-     .take = take_draft},
-};
-
-static const cli_option of_saving[] = {
-    {.is = {"save", TEXT, FIELD(save_file),
-            .meaning = "keep the prefilled prompt in a file, while tokens are generated"}},
-};
-
-static const cli_option of_saved[] = {
-    {.is = {"load", TEXT, FIELD(load_file),
-            .meaning = "do not prefill what a file of --save holds: the prompt begins with it, or "
-                       "is it, if none is given; lines of --prompts go on from it"}},
-    {.is = {"reselect", SWITCH, FIELD(reselect),
-            .meaning = "take the tokens of --load also where they were saved under other settings "
-                       "of the cache: a static set is then chosen anew, without the prompt's "
-                       "queries"},
-     .absent = "a file of other settings is refused"},
-};
+typedef struct command_option {
+    unsigned commands;
+    cli_option option;
+} command_option;
 
 static const char *const extends[] = {"default", "sparse", "dense", NULL};
 
-static const cli_option of_extending[] = {
-    {.is = {"extend", KVF_SETTING_NAME, FIELD(extend), .names = extends,
-            .meaning = "how tokens after those that the cache has are read: sparse = as steps, "
-                       "up to 16 tokens in one, each of which selects; dense = as a prompt"},
-     .absent = "sparse for questions of --ask, dense after --load"},
+static const command_option of_input[] = {
+    {OF_BOTH,
+     {.is = {"model", TEXT, FIELD(model),
+             .meaning = "Hugging Face directory (config.json, tokenizer.json, *.safetensors), "
+                        "or GGUF file"},
+      .argument = "DIR"}},
+    {OF_BOTH,
+     {.is = {"prompt", TEXT, FIELD(prompt), .meaning = "the prompt"},
+      .argument = "TEXT",
+      .absent = "read standard input"}},
+    {OF_BOTH,
+     {.is = {"prompt-file", TEXT, FIELD(prompt_file), .meaning = "the prompt, as UTF-8 text"}}},
+    {OF_BOTH,
+     {.is = {"token-ids", TEXT, FIELD(token_ids_file),
+             .meaning = "the prompt as numbers, separated by spaces, commas or lines"}}},
+    {OF_RUN,
+     {.is = {"ask", TEXT, FIELD(ask_file),
+             .meaning =
+                 "one question per line, each answered on its own after the prompt; what prunes "
+                 "the prompt does not know them. In a file *.jsonl a line is {\"prompt\": "
+                 "\"...\"}"}}},
+    {OF_SCORE,
+     {.is = {"text", TEXT, FIELD(text_file), .meaning = "what follows the prompt, as UTF-8 text"},
+      .argument = "FILE"}},
+    {OF_SCORE,
+     {.is = {"answers", TEXT, FIELD(answers_file),
+             .meaning = "lines of JSON that kvferry run gave for these prompts: each answer is "
+                        "scored again, densely unless --select or --preset is given, and compared "
+                        "with its logprobs"},
+      .argument = "FILE"}},
+    {OF_BOTH,
+     {.is = {"prompts", TEXT, FIELD(prompts_file),
+             .meaning =
+                 "many prompts, as lines of JSON: {\"prompt\": \"...\"} or {\"messages\": "
+                 "[...]}, with id, system, tokens, seed, temperature, top_p, top_k, min_p and "
+                 "repetition_penalty if wanted; answers are lines of JSON too, as they end"}}},
+    {OF_RUN,
+     {.is = {"samples", WHOLE, FIELD(samples), .low = 1, .high = 1 << 20,
+             .meaning =
+                 "answers to each prompt, as lines of JSON; answer i draws with the seed plus "
+                 "i"},
+      .absent = "one, as text"}},
+    {OF_BOTH,
+     {.is = {"batch", WHOLE, FIELD(batch), .low = 1, .high = BATCH_MAX,
+             .meaning = "answers that are on their way at once"},
+      .absent = "what memory has room for, 16 at most, 8 on a GPU"}},
+    {OF_BOTH,
+     {.is = {"memory", WHOLE, FIELD(memory_bytes), .low = 1, .high = 0x1p62,
+             .meaning =
+                 "bytes of keys and values of a batch on the host; an answer begins when there "
+                 "is room for it"},
+      .absent = "what the batch needs"}},
+    {OF_BOTH,
+     {.is = {"logprobs", WHOLE, FIELD(logprobs), .high = CLI_LIKELY_MAX,
+             .meaning = "lines have the log-probability of each token, and of so many likeliest "
+                        "ones beside it"},
+      .absent = "none"}},
+    {OF_RUN,
+     {.is = {"tokens", WHOLE, FIELD(tokens), .high = 1 << 24, .meaning = "tokens to generate"},
+      .letter = 'n'}},
+    {OF_RUN,
+     {.is = {"stop", TEXT, FIELD(stop), .meaning = "end the answer in front of it; several times"},
+      .argument = "TEXT",
+      .absent = "end tokens of the model and of its chat format",
+      .take = take_stop}},
+    {OF_RUN,
+     {.is = {"ignore-eos", SWITCH, FIELD(ignore_eos), .meaning = "go on after an end token"}}},
+    {OF_RUN,
+     {.is = {"draft", WHOLE, FIELD(draft_tokens), .low = 1, .high = KVF_DRAFT_MAX,
+             .meaning =
+                 "guess up to N tokens by what followed when the newest ones came up before, "
+                 "and check them in one step: the same answer, sooner where it quotes; N is "
+                 "1 to 15, 15 if it is left out"},
+      .argument = "ngram[:N]",
+      .absent = "one token per step",
+      .take = take_draft}},
+    {OF_BOTH,
+     {.is = {"context", WHOLE, FIELD(context_tokens), .low = 1, .high = 1 << 30,
+             .meaning = "tokens to reserve memory for"},
+      .absent = "what the prompt and what follows it need"}},
+    {OF_RUN,
+     {.is = {"save", TEXT, FIELD(save_file),
+             .meaning = "keep the prefilled prompt in a file, while tokens are generated"}}},
+    {OF_BOTH,
+     {.is = {"load", TEXT, FIELD(load_file),
+             .meaning = "do not prefill what a file of --save holds: the prompt begins with it, or "
+                        "is it, if none is given; lines of --prompts go on from it"}}},
+    {OF_BOTH,
+     {.is = {"reselect", SWITCH, FIELD(reselect),
+             .meaning = "take the tokens of --load also where they were saved under other settings "
+                        "of the cache: a static set is then chosen anew, without the prompt's "
+                        "queries"},
+      .absent = "a file of other settings is refused"}},
+    {OF_RUN,
+     {.is = {"extend", KVF_SETTING_NAME, FIELD(extend), .names = extends,
+             .meaning = "how tokens after those that the cache has are read: sparse = as steps, "
+                        "up to 16 tokens in one, each of which selects; dense = as a prompt"},
+      .absent = "sparse for questions of --ask, dense after --load"}},
 };
 
 static const char *const chat_formats[] = {"model", KVF_CHAT_FORMAT_LIST(CLI_CHAT_NAME) NULL};
 static const char *const thinking[] = {"default", "on", "off", NULL};
 
-static const cli_option of_chat[] = {
-    {.is = {"chat", SWITCH, FIELD(chat.chat),
-            .meaning = "the prompt is a message of a user, in the chat format of the model"}},
-    {.is = {"messages", TEXT, FIELD(chat.messages_file),
-            .meaning = "turns before the prompt, or with none all of them, as JSON: "
-                       "[{\"role\": \"user\", \"content\": \"...\"}, ...]"}},
+static const command_option of_chat[] = {
+    {OF_BOTH,
+     {.is = {"chat", SWITCH, FIELD(chat.chat),
+             .meaning = "the prompt is a message of a user, in the chat format of the model"}}},
+    {OF_BOTH,
+     {.is = {"messages", TEXT, FIELD(chat.messages_file),
+             .meaning = "turns before the prompt, or with none all of them, as JSON: "
+                        "[{\"role\": \"user\", \"content\": \"...\"}, ...]"}}},
+    {OF_BOTH,
+     {.is = {"system", TEXT, FIELD(chat.system), .meaning = "the system prompt"},
+      .argument = "TEXT",
+      .absent = "none"}},
+    {OF_BOTH,
+     {.is = {"thinking", KVF_SETTING_NAME, FIELD(chat.thinking), .names = thinking,
+             .meaning = "whether a model that can think does"}}},
+    {OF_BOTH,
+     {.is = {"chat-format", KVF_SETTING_NAME, FIELD(chat.format), .names = chat_formats,
+             .meaning = "model = by the markers in its own template"}}},
 };
 
-static const cli_option of_format[] = {
-    {.is = {"system", TEXT, FIELD(chat.system), .meaning = "the system prompt"},
-     .argument = "TEXT",
-     .absent = "none"},
-    {.is = {"thinking", KVF_SETTING_NAME, FIELD(chat.thinking), .names = thinking,
-            .meaning = "whether a model that can think does"}},
-    {.is = {"chat-format", KVF_SETTING_NAME, FIELD(chat.format), .names = chat_formats,
-            .meaning = "model = by the markers in its own template"}},
+static const command_option of_sampling[] = {
+    {OF_RUN,
+     {.is = {"temperature", KVF_SETTING_REAL, FIELD(sampling.temperature), .high = 100,
+             .meaning = "divide logits by it; 0 = always take the likeliest token"}}},
+    {OF_RUN,
+     {.is = {"top-p", KVF_SETTING_SHARE, FIELD(sampling.top_p), .high = 1,
+             .meaning = "draw from the likeliest tokens with this mass"}}},
+    {OF_RUN,
+     {.is = {"top-k", WHOLE, FIELD(sampling.top_k), .high = UINT32_MAX,
+             .meaning = "draw from so many likeliest tokens; 0 = all"}}},
+    {OF_RUN,
+     {.is = {"min-p", KVF_SETTING_REAL, FIELD(sampling.min_p), .high = 1,
+             .meaning = "draw no token below this share of the likeliest one's probability"}}},
+    {OF_RUN,
+     {.is = {"repetition-penalty", KVF_SETTING_REAL, FIELD(sampling.repetition_penalty),
+             .low = 0.01, .high = 100,
+             .meaning = "divide the logits of tokens that the prompt or the answer has by it, "
+                        "multiply negative ones; 1 = none"}}},
+    {OF_RUN,
+     {.is = {"seed", WHOLE, FIELD(sampling.seed), .high = 0x1p64, .meaning = "seed of the draws"}}},
 };
 
-static const cli_option of_text[] = {
-    {.is = {"text", TEXT, FIELD(text_file), .meaning = "what follows the prompt, as UTF-8 text"},
-     .argument = "FILE"},
+static const command_option of_output[] = {
+    {OF_BOTH,
+     {.is = {"verify", WHOLE, FIELD(cache.verify_interval), .low = 1, .high = UINT32_MAX,
+             .meaning =
+                 "every N-th step, attend densely too and report recall; dense = every step"},
+      .argument = "dense[:N]",
+      .absent = "never",
+      .take = take_verify}},
+    {OF_BOTH,
+     {.is = {"stats", TEXT, FIELD(stats),
+             .meaning = "write statistics as JSON; json = to standard error"}}},
+    {OF_RUN,
+     {.is = {"emit-ids", TEXT, FIELD(emit_ids_file),
+             .meaning = "write the generated token ids, one per line"}}},
+    {OF_RUN,
+     {.is = {"dump-logits", TEXT, FIELD(dump_logits_file),
+             .meaning = "write logits as float32 [generated, vocab]"}}},
+    {OF_BOTH,
+     {.is = {"dry-run", SWITCH, FIELD(dry_run),
+             .meaning =
+                 "print the memory plan, and how many tokens each of --prompts has, and stop"}}},
 };
 
-static const cli_option of_context[] = {
-    {.is = {"context", WHOLE, FIELD(context_tokens), .low = 1, .high = 1 << 30,
-            .meaning = "tokens to reserve memory for"},
-     .absent = "what the prompt and what follows it need"},
-};
-
-static const cli_option of_sampling[] = {
-    {.is = {"temperature", KVF_SETTING_REAL, FIELD(sampling.temperature), .high = 100,
-            .meaning = "divide logits by it; 0 = always take the likeliest token"}},
-    {.is = {"top-p", KVF_SETTING_SHARE, FIELD(sampling.top_p), .high = 1,
-            .meaning = "draw from the likeliest tokens with this mass"}},
-    {.is = {"top-k", WHOLE, FIELD(sampling.top_k), .high = UINT32_MAX,
-            .meaning = "draw from so many likeliest tokens; 0 = all"}},
-    {.is = {"min-p", KVF_SETTING_REAL, FIELD(sampling.min_p), .high = 1,
-            .meaning = "draw no token below this share of the likeliest one's probability"}},
-    {.is = {"repetition-penalty", KVF_SETTING_REAL, FIELD(sampling.repetition_penalty), .low = 0.01,
-            .high = 100,
-            .meaning = "divide the logits of tokens that the prompt or the answer has by it, "
-                       "multiply negative ones; 1 = none"}},
-    {.is = {"seed", WHOLE, FIELD(sampling.seed), .high = 0x1p64, .meaning = "seed of the draws"}},
-};
-
-static const cli_option of_statistics[] = {
-    {.is = {"verify", WHOLE, FIELD(cache.verify_interval), .low = 1, .high = UINT32_MAX,
-            .meaning = "every N-th step, attend densely too and report recall; dense = every step"},
-     .argument = "dense[:N]",
-     .absent = "never",
-     .take = take_verify},
-    {.is = {"stats", TEXT, FIELD(stats),
-            .meaning = "write statistics as JSON; json = to standard error"}},
-};
-
-static const cli_option of_output[] = {
-    {.is = {"emit-ids", TEXT, FIELD(emit_ids_file),
-            .meaning = "write the generated token ids, one per line"}},
-    {.is = {"dump-logits", TEXT, FIELD(dump_logits_file),
-            .meaning = "write logits as float32 [generated, vocab]"}},
-};
-
-static const cli_option of_plan[] = {
-    {.is = {"dry-run", SWITCH, FIELD(dry_run),
-            .meaning =
-                "print the memory plan, and how many tokens each of --prompts has, and stop"}},
-};
-
-static const cli_option of_completing[] = {
-    {.is = {"complete-share", KVF_SETTING_REAL, FIELD(complete_share), .high = 1,
-            .meaning =
-                "share of the time of an answer for what --retention complete has left; 0 = all of "
-                "it follows the first answer"},
-     .argument = "R"},
+static const command_option of_completing[] = {
+    {OF_RUN,
+     {.is =
+          {"complete-share", KVF_SETTING_REAL, FIELD(complete_share), .high = 1,
+           .meaning =
+               "share of the time of an answer for what --retention complete has left; 0 = all of "
+               "it follows the first answer"},
+      .argument = "R"}},
 };
 
 /* Options of a batch, and those that do not go with one. */
@@ -345,24 +346,33 @@ static void set_score_defaults(void *options)
     ((cli_run_options *)options)->tokens = 0;
 }
 
-#define ADD(command, rows) cli_add(command, rows, sizeof(rows) / sizeof *(rows), 0)
-
-static void add_cache(cli_command *c)
+static void add_rows(cli_command *c, unsigned command, const command_option *rows, size_t count)
 {
+    for (size_t i = 0; i < count; i++)
+        if (rows[i].commands & command)
+            cli_add(c, &rows[i].option, 1, 0);
+}
+
+#define ADD(c, command, rows) add_rows(c, command, rows, sizeof(rows) / sizeof *(rows))
+
+static void add_options(cli_command *c, unsigned command)
+{
+    cli_heading(c, "Input:");
+    ADD(c, command, of_input);
+    cli_heading(c, "Chat:");
+    ADD(c, command, of_chat);
     cli_heading(c, "Cache:");
     cli_add_cache(c, offsetof(cli_run_options, cache), NULL);
     cli_add_runtime(c, offsetof(cli_run_options, runtime));
     cli_add_cublas(c, offsetof(cli_run_options, cublas));
-}
-
-static void add_prune(cli_command *c)
-{
+    if (command == OF_RUN)
+        cli_heading(c, "Sampling:");
+    ADD(c, command, of_sampling);
+    cli_heading(c, "Output:");
+    ADD(c, command, of_output);
     cli_heading(c, "Pruning the prompt:");
     cli_prune_add(c, offsetof(cli_run_options, prune));
-}
-
-static void add_mask(cli_command *c)
-{
+    ADD(c, command, of_completing);
     cli_heading(c, "Heads that only stream:");
     cli_prune_add_mask(c, offsetof(cli_run_options, prune), offsetof(cli_run_options, cache));
 }
@@ -390,32 +400,7 @@ int cli_run_options_parse(int argc, char **argv, cli_command *c, cli_run_options
                "error.";
     c->stray = "a prompt is given with --prompt";
     c->defaults = set_defaults;
-    cli_heading(c, "Input:");
-    ADD(c, of_model);
-    ADD(c, of_prompt);
-    ADD(c, of_questions);
-    ADD(c, of_prompts);
-    ADD(c, of_samples);
-    ADD(c, of_rows);
-    ADD(c, of_length);
-    ADD(c, of_draft);
-    ADD(c, of_context);
-    ADD(c, of_saving);
-    ADD(c, of_saved);
-    ADD(c, of_extending);
-    cli_heading(c, "Chat:");
-    ADD(c, of_chat);
-    ADD(c, of_format);
-    add_cache(c);
-    cli_heading(c, "Sampling:");
-    ADD(c, of_sampling);
-    cli_heading(c, "Output:");
-    ADD(c, of_statistics);
-    ADD(c, of_output);
-    ADD(c, of_plan);
-    add_prune(c);
-    ADD(c, of_completing);
-    add_mask(c);
+    add_options(c, OF_RUN);
     return parse(c, argc, argv, out);
 }
 
@@ -431,24 +416,7 @@ int cli_score_options_parse(int argc, char **argv, cli_command *c, cli_run_optio
         "the same for finished answers of a batch, a line of JSON for each.";
     c->stray = "a text is given with --text";
     c->defaults = set_score_defaults;
-    cli_heading(c, "Input:");
-    ADD(c, of_model);
-    ADD(c, of_prompt);
-    ADD(c, of_text);
-    ADD(c, of_answers);
-    ADD(c, of_prompts);
-    ADD(c, of_rows);
-    ADD(c, of_context);
-    ADD(c, of_saved);
-    cli_heading(c, "Chat:");
-    ADD(c, of_chat);
-    ADD(c, of_format);
-    add_cache(c);
-    cli_heading(c, "Output:");
-    ADD(c, of_statistics);
-    ADD(c, of_plan);
-    add_prune(c);
-    add_mask(c);
+    add_options(c, OF_SCORE);
     const int parsed = parse(c, argc, argv, out);
     if (parsed >= 0)
         return parsed;
