@@ -34,36 +34,6 @@ typedef struct mask_place {
     uint32_t column;
 } mask_place;
 
-static const char *skip_digits(const char *at)
-{
-    while (*at >= '0' && *at <= '9')
-        at++;
-    return at;
-}
-
-/* A decimal number and nothing else: what strtod takes besides (nan, inf, hexadecimal) is not. */
-static bool is_number(const char *text)
-{
-    const char *at = text + (*text == '-' || *text == '+');
-    const char *whole = skip_digits(at);
-    size_t digits = (size_t)(whole - at);
-    at = whole;
-    if (*at == '.') {
-        const char *end = skip_digits(at + 1);
-        digits += (size_t)(end - at - 1);
-        at = end;
-    }
-    if (digits == 0)
-        return false;
-    if (*at == 'e' || *at == 'E') {
-        const char *exponent = at + 1 + (at[1] == '-' || at[1] == '+');
-        at = skip_digits(exponent);
-        if (at == exponent)
-            return false;
-    }
-    return *at == '\0';
-}
-
 static kvf_status read_value(const mask_reader *r, const char *text, size_t size, mask_place place)
 {
     char copy[VALUE_BYTES_MAX + 1];
@@ -81,13 +51,14 @@ static kvf_status read_value(const mask_reader *r, const char *text, size_t size
                           r->sparsity < 0.0 ? "0, 1 or 2" : "a number");
     memcpy(copy, text, size < sizeof copy ? size : 0);
     copy[size < sizeof copy ? size : 0] = '\0';
-    const bool fits = size < sizeof copy && strlen(copy) == size;
-    if (!fits || !is_number(copy))
+    /* What strtod takes besides decimal numbers (nan, inf, hexadecimal) has other letters. */
+    char *end;
+    const double value = kvf_real_of(copy, &end);
+    if (strspn(copy, "0123456789.eE+-") != size || end != copy + size)
         return model_fail(r->error, KVF_INVALID,
                           "%s, line %u, column %u: \"%.*s\" is not a number; values are separated "
                           "by tabs, and may not be NaN or infinity",
                           r->path, place.line, place.column, shown, text);
-    const double value = kvf_real_of(copy, NULL);
     if (r->sparsity < 0.0 && value != 0.0 && value != 1.0 && value != 2.0)
         return model_fail(r->error, KVF_INVALID,
                           "%s, line %u, column %u: %.*s is neither 0, 1 nor 2; give the share of "

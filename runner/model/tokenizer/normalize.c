@@ -11,6 +11,8 @@
 
 /* No canonical decomposition of one character is longer. */
 #define DECOMPOSED_MAX 4
+/* Text is normalised in pieces of at least so many bytes: memory goes with them, not with it. */
+#define PIECE_BYTES    4096
 
 bool nfc_is_trivial(const char *text, size_t size)
 {
@@ -90,79 +92,36 @@ static kvf_status append_encoded(const code_points *points, kvf_text *out, kvf_e
     return KVF_OK;
 }
 
-/* ---- segments ---- */
-
-/*
- * Characters that neither combine with what is before them nor change when they stand alone: all
- * below U+0300, kana, the common ideographs, Hangul syllables. Each starts a segment; segments are
- * normalised one by one, so room is needed for the longest only.
- */
-static bool starts_segment(uint32_t code)
+/* @p size is not 0. */
+static kvf_status append_piece(const char *text, size_t size, kvf_text *out, kvf_error *error)
 {
-    return code < 0x300 || (code >= 0x3041 && code <= 0x3096) ||
-           (code >= 0x30a1 && code <= 0x30fa) || (code >= 0x3400 && code <= 0x9fff) ||
-           (code >= 0xac00 && code <= 0xd7a3);
-}
-
-typedef struct segment_room {
-    utf8proc_int32_t *list; /* the points, then as much to sort in */
-    size_t points;
-} segment_room;
-
-static kvf_status append_segment(const char *text, size_t size, size_t characters,
-                                 segment_room *room, kvf_text *out, kvf_error *error)
-{
-    size_t needed = characters * DECOMPOSED_MAX;
-    if (needed > room->points) {
-        size_t points = needed < 256 ? 256 : needed;
-        model_free(room->list);
-        *room = (segment_room){0};
-        room->list = model_alloc(2 * points * sizeof *room->list);
-        if (!room->list)
-            return model_out_of_memory(error, 2 * points * sizeof *room->list, "normalisation");
-        room->points = points;
+    const size_t room =
+        size * 2; /* a byte has one point, or is one of two or more of DECOMPOSED_MAX */
+    utf8proc_int32_t *list = model_alloc(2 * room * sizeof *list);
+    if (!list)
+        return model_out_of_memory(error, 2 * room * sizeof *list, "normalisation");
+    code_points points = {.list = list};
+    kvf_status status = decompose(text, size, &points, error);
+    if (status == KVF_OK) {
+        order(&points, list + room);
+        points.count = (size_t)utf8proc_normalize_utf32(list, (utf8proc_ssize_t)points.count,
+                                                        UTF8PROC_STABLE | UTF8PROC_COMPOSE);
+        status = append_encoded(&points, out, error);
     }
-    code_points points = {.list = room->list};
-    KVF_TRY(decompose(text, size, &points, error));
-    order(&points, room->list + room->points);
-    utf8proc_ssize_t composed = utf8proc_normalize_utf32(
-        points.list, (utf8proc_ssize_t)points.count, UTF8PROC_STABLE | UTF8PROC_COMPOSE);
-    points.count = (size_t)composed;
-    return append_encoded(&points, out, error);
-}
-
-static kvf_status append_segments(const char *text, size_t size, segment_room *room, kvf_text *out,
-                                  kvf_error *error)
-{
-    size_t copied = 0; /* everything before is in out */
-    size_t start = 0;  /* of the current segment */
-    size_t characters = 0;
-    for (size_t at = 0, length; at <= size; at += length, characters++) {
-        uint32_t code = 0;
-        length = at < size ? utf8_decode(text + at, size - at, &code) : 1;
-        if (at == size || starts_segment(code)) {
-            uint32_t first = 0;
-            bool plain = at == start ||
-                         (characters == 1 && utf8_decode(text + start, at - start, &first) != 0 &&
-                          starts_segment(first));
-            if (!plain) {
-                KVF_TRY(kvf_text_append(out, text + copied, start - copied, error));
-                KVF_TRY(append_segment(text + start, at - start, characters, room, out, error));
-                copied = at;
-            }
-            start = at;
-            characters = 0;
-        }
-    }
-    return kvf_text_append(out, text + copied, size - copied, error);
+    model_free(list);
+    return status;
 }
 
 kvf_status nfc_append(const char *text, size_t size, kvf_text *out, kvf_error *error)
 {
-    if (nfc_is_trivial(text, size))
-        return kvf_text_append(out, text, size, error);
-    segment_room room = {0};
-    kvf_status status = append_segments(text, size, &room, out, error);
-    model_free(room.list);
-    return status;
+    for (size_t at = 0, end; at < size; at = end) {
+        /* An ASCII character does not combine with what is before it. */
+        end = size - at > PIECE_BYTES ? at + PIECE_BYTES : size;
+        while (end < size && (unsigned char)text[end] >= 0x80)
+            end++;
+        const bool trivial = nfc_is_trivial(text + at, end - at);
+        KVF_TRY(trivial ? kvf_text_append(out, text + at, end - at, error)
+                        : append_piece(text + at, end - at, out, error));
+    }
+    return KVF_OK;
 }
