@@ -8,7 +8,7 @@ usage: check_gguf.py KVFERRY [cuda]
 
 One model is of many types of tensors and becomes bf16: as in tests/model/test_logits.c, its logits
 may be off by 2e-2 of their norm. The other is F32, of which only the order of sums is another: 1e-4.
-Then: the tokenizer, the chat template, what widened weights take, split files, and what is refused.
+Then: the tokenizer, the chat template, what widened weights take, and what is refused.
 
 With `cuda` all of it on that device, and the model of many types says there what it says on the host.
 """
@@ -107,32 +107,25 @@ class Model:
                     ("ffn_up", (INNER, WIDTH), 8), ("ffn_down", (WIDTH, INNER), 2)):
                 yield "blk.%d.%s.weight" % (layer, name), shape, kind if self.mixed else 0
 
-    def file(self, parts=1, **changes):
-        """The bytes of every part: fields in the first, tensors in turn."""
+    def file(self, **changes):
+        """The bytes of the file."""
         rng = np.random.Generator(np.random.PCG64(3))
-        heads, datas, counts = [b""] * parts, [b""] * parts, [0] * parts
-        for i, (name, shape, kind) in enumerate(self.shapes()):
+        tensors, data = b"", b""
+        shapes = list(self.shapes())
+        for name, shape, kind in shapes:
             kind = kind if self.mixed or len(shape) == 1 else 0
             part, numbers = blocks_of(kind, rng, int(np.prod(shape)))
             if len(shape) == 1 and kind == 0:  # norms, and divisors of RoPE
                 numbers = (1.0 + abs(numbers)).astype(np.float32)
                 part = numbers.tobytes()
             self.held[name] = numbers.reshape(shape)
-            at = i % parts
-            heads[at] += text(name) + struct.pack("<I", len(shape)) + b"".join(
-                struct.pack("<Q", n) for n in shape[::-1]) + struct.pack(
-                    "<IQ", kind, len(datas[at]))
-            datas[at] += part + b"\0" * (-len(part) % 32)
-            counts[at] += 1
-        out = []
-        for at in range(parts):
-            meta = dict(self.meta, **changes) if at == 0 else {}
-            if parts > 1:
-                meta.update({"split.no": at, "split.count": parts, "split.tensors.count": sum(counts)})
-            head = b"GGUF" + struct.pack("<IQQ", 3, counts[at], len(meta)) + b"".join(
-                text(k) + value(v) for k, v in meta.items()) + heads[at]
-            out.append(head + b"\0" * (-len(head) % 32) + datas[at])
-        return out
+            tensors += text(name) + struct.pack("<I", len(shape)) + b"".join(
+                struct.pack("<Q", n) for n in shape[::-1]) + struct.pack("<IQ", kind, len(data))
+            data += part + b"\0" * (-len(part) % 32)
+        meta = dict(self.meta, **changes)
+        head = b"GGUF" + struct.pack("<IQQ", 3, len(shapes), len(meta)) + b"".join(
+            text(k) + value(v) for k, v in meta.items()) + tensors
+        return head + b"\0" * (-len(head) % 32) + data
 
 
 # ---- the forward pass ----
@@ -209,7 +202,7 @@ def run_ids(folder, path):
 
 
 def check_logits(folder, model, name, most):
-    done, got = run_ids(folder, write(folder, "model.gguf", model.file()[0]))
+    done, got = run_ids(folder, write(folder, "model.gguf", model.file()))
     check(name + " runs: " + done.stderr, done.returncode == 0)
     if got is not None:
         want = logits(model, IDS)
@@ -229,7 +222,7 @@ def check_widened(folder, done):
 
 
 def check_text(folder, model):
-    path = write(folder, "model.gguf", model.file()[0])
+    path = write(folder, "model.gguf", model.file())
     plain = run(path, "--prompt", "ab a11", "-n", "1", "--dump-logits", os.path.join(folder, "x"))
     check("a prompt as text: " + plain.stderr, plain.returncode == 0)
     got = np.fromfile(os.path.join(folder, "x"), np.float32)[:len(TOKENS)]
@@ -250,13 +243,13 @@ def check_refused(folder, model):
             ("SentencePiece's", {"tokenizer.ggml.model": "llama"}, "kvferry-llama"),
             ("another RoPE", {"llama.rope.scaling.type": "longrope"}, "longrope"),
             ("no template", {"tokenizer.chat_template": 3}, "chat_template")):
-        path = write(folder, "model.gguf", model.file(**change)[0])
+        path = write(folder, "model.gguf", model.file(**change))
         done = run(path, "--chat", "--prompt", "ab", "-n", "1")
         check(name + " is refused: " + done.stderr, done.returncode == 1 and says in done.stderr)
-    path = write(folder, "model.gguf", model.file(**{"tokenizer.ggml.model": "t5"})[0])
+    path = write(folder, "model.gguf", model.file(**{"tokenizer.ggml.model": "t5"}))
     done, got = run_ids(folder, path)
     check("but ids go in: " + done.stderr, got is not None and "ids are printed" in done.stderr)
-    done = run(write(folder, "model.gguf", model.file()[0][:-64]), "--prompt", "ab")
+    done = run(write(folder, "model.gguf", model.file()[:-64]), "--prompt", "ab")
     check("a file that is cut short", done.returncode == 1 and "truncated" in done.stderr)
 
 
@@ -275,14 +268,10 @@ def check_tokens(folder):
 def main():
     mixed, plain = Model(32, True, False), Model(64, False, True)
     with tempfile.TemporaryDirectory() as folder:
-        done, whole = check_logits(folder, mixed, "head_dim 32, many types", 2e-2)
+        done, _ = check_logits(folder, mixed, "head_dim 32, many types", 2e-2)
         check_widened(folder, done)
         if ON_CUDA:
             check_tokens(folder)
-        for i, part in enumerate(mixed.file(parts=3)):
-            write(folder, "part-%05d-of-00003.gguf" % (i + 1), part)
-        _, split = run_ids(folder, os.path.join(folder, "part-00001-of-00003.gguf"))
-        check("a split file has the same bits", split is not None and (split == whole).all())
         done, _ = check_logits(folder, plain, "head_dim 64, F32, factors of RoPE", 1e-4)
         check("nothing is widened", "widened" not in done.stderr)
         done, _ = check_logits(folder, Model(32, False, False, last_norm=8), "F32, a norm of Q8_0", 1e-4)

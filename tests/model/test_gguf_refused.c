@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * GGUF files that lie, are cut short, split wrongly, or hold what the runner cannot do: refused
- * with file, field or tensor, value and fix, without a leak. The replay of fuzz_gguf cuts files at
- * every byte and lets every allocation fail.
+ * GGUF files that lie, are cut short, or hold what the runner cannot do: refused with file, field or
+ * tensor, value and fix, without a leak. The replay of fuzz_gguf cuts files at every byte and lets
+ * every allocation fail.
  */
 
 #include "common/text.h"
@@ -14,8 +14,6 @@
 #include "tokenizer.h"
 #include "unit.h"
 #include "watched_heap.h"
-
-#include <unistd.h>
 
 /* A model of one layer, head_dim 64, as small as it can be, and its tokenizer. */
 static const struct {
@@ -204,57 +202,6 @@ static void refuses_what_is_wrong(void **state)
 
 /* ---- files ---- */
 
-/* Fields in the first part, tensors in all. */
-static void write_parts(const char *directory, uint32_t parts)
-{
-    static const char data[512];
-    for (uint32_t i = 0; i < parts; i++) {
-        char name[64], tensor[64];
-        gguf_image image = i == 0 ? small_model(NULL) : (gguf_image){0};
-        gguf_image_raw(&image, "split.no", 2, &(uint16_t){(uint16_t)i}, 2);
-        gguf_image_raw(&image, "split.count", 2, &(uint16_t){(uint16_t)parts}, 2);
-        if (i == 0)
-            gguf_image_i32s(&image, "general.tags", NULL, 0);
-        const int32_t total = (int32_t)(5 + parts - 1);
-        gguf_image_raw(&image, "split.tensors.count", 5, &total, sizeof total);
-        snprintf(tensor, sizeof tensor, "blk.0.ffn_%s.weight", i == 1 ? "up" : "gate");
-        if (i > 0)
-            gguf_image_tensor(&image, tensor, IMAGE_F16, 2, (uint64_t[]){i, 64}, data, i * 128u);
-        snprintf(name, sizeof name, "m-%05u-of-%05u.gguf", i + 1, parts);
-        gguf_image_write(&image, directory, name);
-        gguf_image_free(&image);
-    }
-}
-
-static void reads_split_files(void **state)
-{
-    char *directory = fixture_directory_create(), path[1024], other[1024];
-    kvf_error error = {0};
-    kvf_weights *weights;
-    write_parts(directory, 3);
-    snprintf(path, sizeof path, "%s/m-00001-of-00003.gguf", directory);
-    if (kvf_weights_open(path, &weights, &error) != KVF_OK)
-        fail_msg("%s", error.text);
-    assert_int_equal(kvf_weights_count(weights), 7);
-    assert_int_equal(kvf_weights_get(weights, "model.layers.0.mlp.gate_proj.weight")->shape[0], 2);
-    kvf_weights_close(weights);
-    snprintf(other, sizeof other, "%s/m-00002-of-00003.gguf", directory);
-    fixture_expect(kvf_weights_open(other, &weights, &error), &error, KVF_CORRUPT,
-                   "m-00002-of-00003.gguf is part 2 of 3 (split.no + 1, split.count) and was taken "
-                   "for part 1 of 1; give the first part");
-    assert_int_equal(unlink(other), 0);
-    fixture_expect(kvf_weights_open(path, &weights, &error), &error, KVF_SYSTEM,
-                   "m-00002-of-00003.gguf cannot be opened");
-    write_parts(directory, 2);
-    snprintf(other, sizeof other, "%s/m-00002-of-00003.gguf", directory);
-    snprintf(path, sizeof path, "%s/m-00002-of-00002.gguf", directory);
-    assert_int_equal(rename(path, other), 0);
-    snprintf(path, sizeof path, "%s/m-00001-of-00003.gguf", directory);
-    fixture_expect(kvf_weights_open(path, &weights, &error), &error, KVF_CORRUPT,
-                   "m-00002-of-00003.gguf is part 2 of 2");
-    fixture_directory_remove(directory);
-}
-
 static void refuses_other_files(void **state)
 {
     char *directory = fixture_directory_create(), path[1024];
@@ -283,6 +230,5 @@ static void refuses_other_files(void **state)
 
 int main(void)
 {
-    return unit_run(reads_the_small_model, refuses_what_is_wrong, reads_split_files,
-                    refuses_other_files);
+    return unit_run(reads_the_small_model, refuses_what_is_wrong, refuses_other_files);
 }

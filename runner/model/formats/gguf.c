@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * GGUF containers; see the header. A part is read from the front to the back; counts are held
+ * GGUF containers; see the header. A file is read from the front to the back; counts are held
  * against the bytes that are left before memory is asked for.
  */
 
@@ -20,22 +20,15 @@
 #define ALIGNMENT_DEFAULT 32u
 #define ALIGNMENT_MAX     65536u
 #define NAME_BYTES_MAX    127u /* of a tensor; the specification has 64 */
-#define PARTS_MAX         4096u
-#define FIELD_BYTES_MIN   13u /* key length, an empty key, type and a byte */
-#define TENSOR_BYTES_MIN  33u /* name length, a byte, rank, one size, type and offset */
-#define PART_SUFFIX       "-00001-of-00001.gguf"
-
-typedef struct gguf_part {
-    model_mapping map;
-    char *path;
-} gguf_part;
+#define FIELD_BYTES_MIN   13u  /* key length, an empty key, type and a byte */
+#define TENSOR_BYTES_MIN  33u  /* name length, a byte, rank, one size, type and offset */
 
 struct gguf {
-    gguf_part *parts;
-    size_t parts_count;
-    gguf_field *fields; /* [fields_count] of the first part, by key */
+    model_mapping map;
+    char *path;
+    gguf_field *fields; /* [fields_count] by key */
     size_t fields_count;
-    gguf_tensor *tensors; /* of all parts, in their order */
+    gguf_tensor *tensors; /* in the file's order */
     size_t tensors_count;
 };
 
@@ -80,11 +73,13 @@ static kvf_status take_fields(gguf_cursor *c, gguf_field *fields, uint64_t count
     return KVF_OK;
 }
 
-static const gguf_value *find_field(const gguf_field *fields, size_t count, const char *key)
+const gguf_value *gguf_find(const gguf *self, const char *key)
 {
     const gguf_field wanted = {.key = {key, strlen(key)}};
     const gguf_field *found =
-        count ? bsearch(&wanted, fields, count, sizeof wanted, compare_fields) : NULL;
+        self->fields_count
+            ? bsearch(&wanted, self->fields, self->fields_count, sizeof wanted, compare_fields)
+            : NULL;
     return found ? &found->value : NULL;
 }
 
@@ -179,10 +174,9 @@ static kvf_status place_tensor(const gguf_cursor *c, uint64_t first, uint64_t al
     return KVF_OK;
 }
 
-static kvf_status read_alignment(const gguf_cursor *c, const gguf_field *fields, size_t count,
-                                 uint64_t *out)
+static kvf_status read_alignment(const gguf *self, const gguf_cursor *c, uint64_t *out)
 {
-    const gguf_value *value = find_field(fields, count, "general.alignment");
+    const gguf_value *value = gguf_find(self, "general.alignment");
     *out = ALIGNMENT_DEFAULT;
     if (!value)
         return KVF_OK;
@@ -198,29 +192,22 @@ static kvf_status read_alignment(const gguf_cursor *c, const gguf_field *fields,
 /* Tensors after the fields: first all entries, then the data. */
 static kvf_status take_tensors(gguf *self, gguf_cursor *c, uint64_t count, uint64_t alignment)
 {
-    const size_t bytes = (self->tensors_count + count) * sizeof *self->tensors;
     uint64_t *offsets = model_alloc(count * sizeof *offsets);
-    gguf_tensor *grown =
-        offsets ? model_grow(self->tensors, self->tensors_count * sizeof *grown, bytes ? bytes : 1)
-                : NULL;
-    kvf_status status = grown ? KVF_OK : model_out_of_memory(c->error, bytes, "the tensor table");
-    if (grown) {
-        self->tensors = grown;
-        grown += self->tensors_count;
-    }
+    self->tensors = model_alloc(count * sizeof *self->tensors);
+    kvf_status status = KVF_OK;
+    if (!offsets || !self->tensors)
+        status = model_out_of_memory(c->error, count * sizeof *self->tensors, "the tensor table");
     for (uint64_t i = 0; i < count && status == KVF_OK; i++)
-        status = take_tensor(c, &grown[i], &offsets[i]);
+        status = take_tensor(c, &self->tensors[i], &offsets[i]);
     const uint64_t front = (uint64_t)(c->at - c->start);
     const uint64_t first = (front + alignment - 1) / alignment * alignment;
     for (uint64_t i = 0; i < count && status == KVF_OK; i++)
-        status = place_tensor(c, first, alignment, offsets[i], &grown[i]);
+        status = place_tensor(c, first, alignment, offsets[i], &self->tensors[i]);
     model_free(offsets);
     if (status == KVF_OK)
-        self->tensors_count += count;
+        self->tensors_count = count;
     return status;
 }
-
-/* ---- one part ---- */
 
 static kvf_status take_head(gguf_cursor *c, uint64_t *tensors, uint64_t *fields)
 {
@@ -252,71 +239,36 @@ static kvf_status take_head(gguf_cursor *c, uint64_t *tensors, uint64_t *fields)
     return KVF_OK;
 }
 
-/* Numbers that only split files have. @p expected: what split.no must be */
-static kvf_status check_split(const gguf *self, const gguf_cursor *c, const gguf_field *fields,
-                              size_t count, size_t expected)
+static kvf_status check_split(const gguf *self, const gguf_cursor *c)
 {
-    const gguf_value *no = find_field(fields, count, "split.no");
-    const gguf_value *of = find_field(fields, count, "split.count");
-    uint64_t number = 0, parts = 1;
-    if ((no && !gguf_natural(no, &number)) || (of && !gguf_natural(of, &parts)))
-        return model_fail(c->error, KVF_CORRUPT,
-                          "%.120s: split.no or split.count is no whole number", c->name);
-    if (number != expected || (parts > 1 ? parts : 1) != self->parts_count)
-        return model_fail(c->error, KVF_CORRUPT,
-                          "%.120s is part %" PRIu64 " of %" PRIu64
-                          " (split.no + 1, split.count) and "
-                          "was taken for part %zu of %zu; give the first part, and leave the names "
-                          "of all parts as they were (NAME-00001-of-0000N.gguf)",
-                          c->name, number + 1, parts, expected + 1, self->parts_count);
-    return KVF_OK;
+    const gguf_value *value = gguf_find(self, "split.count");
+    uint64_t count;
+    if (!value || (gguf_natural(value, &count) && count <= 1))
+        return KVF_OK;
+    return model_fail(c->error, KVF_UNSUPPORTED,
+                      "%.120s is one of several files of a model (split.count); join them with "
+                      "llama-gguf-split --merge",
+                      c->name);
 }
 
-static kvf_status read_part(gguf *self, size_t index, kvf_error *error)
+static kvf_status read_file(gguf *self, kvf_error *error)
 {
-    const gguf_part *part = &self->parts[index];
-    gguf_cursor c = {.start = part->map.bytes,
-                     .at = part->map.bytes,
-                     .end = part->map.bytes + part->map.size,
-                     .name = model_base_name(part->path),
+    gguf_cursor c = {.start = self->map.bytes,
+                     .at = self->map.bytes,
+                     .end = self->map.bytes + self->map.size,
+                     .name = model_base_name(self->path),
                      .error = error};
     uint64_t tensors, count, alignment = 0;
     KVF_TRY(take_head(&c, &tensors, &count));
-    gguf_field *fields = model_alloc(count * sizeof *fields);
-    if (!fields)
-        return model_out_of_memory(error, count * sizeof *fields, "the fields of a GGUF file");
-    kvf_status status = take_fields(&c, fields, count);
-    if (status == KVF_OK)
-        status = check_split(self, &c, fields, count, index);
-    if (status == KVF_OK)
-        status = read_alignment(&c, fields, count, &alignment);
-    if (status == KVF_OK)
-        status = take_tensors(self, &c, tensors, alignment);
-    if (index != 0 || status != KVF_OK) {
-        model_free(fields);
-        return status;
-    }
-    self->fields = fields;
+    self->fields = model_alloc(count * sizeof *self->fields);
+    if (!self->fields)
+        return model_out_of_memory(error, count * sizeof *self->fields,
+                                   "the fields of a GGUF file");
+    KVF_TRY(take_fields(&c, self->fields, count));
     self->fields_count = count;
-    return KVF_OK;
-}
-
-static kvf_status check_total(const gguf *self, kvf_error *error)
-{
-    const gguf_value *value = gguf_find(self, "split.tensors.count");
-    uint64_t total;
-    if (!value || (gguf_natural(value, &total) && total == self->tensors_count))
-        return KVF_OK;
-    return model_fail(error, KVF_CORRUPT,
-                      "%.120s: split.tensors.count does not say %zu, which is what the parts have",
-                      gguf_name(self), self->tensors_count);
-}
-
-static kvf_status read_parts(gguf *self, kvf_error *error)
-{
-    for (size_t i = 0; i < self->parts_count; i++)
-        KVF_TRY(read_part(self, i, error));
-    return check_total(self, error);
+    KVF_TRY(check_split(self, &c));
+    KVF_TRY(read_alignment(self, &c, &alignment));
+    return take_tensors(self, &c, tensors, alignment);
 }
 
 /* ---- files ---- */
@@ -336,52 +288,13 @@ bool gguf_is_image(const void *bytes, size_t size)
     return size >= strlen(MAGIC) && memcmp(bytes, MAGIC, strlen(MAGIC)) == 0;
 }
 
-/* Five digits, or -1. */
-static long read_digits(const char *text)
+static kvf_status create(const char *path, gguf **out, kvf_error *error)
 {
-    long value = 0;
-    for (size_t i = 0; i < 5; i++) {
-        if (text[i] < '0' || text[i] > '9')
-            return -1;
-        value = value * 10 + (text[i] - '0');
-    }
-    return value;
-}
-
-/* How many parts the name of the first one speaks of; 1 if it is no such name. */
-static size_t parts_of_name(const char *path)
-{
-    const size_t suffix = strlen(PART_SUFFIX), size = strlen(path);
-    if (size < suffix)
-        return 1;
-    const char *end = path + size - suffix;
-    const bool is_part = end[0] == '-' && strncmp(end + 6, "-of-", 4) == 0 &&
-                         strcmp(end + 15, ".gguf") == 0 && read_digits(end + 1) == 1;
-    const long count = is_part ? read_digits(end + 10) : 1;
-    return count < 1 ? 1 : (size_t)count;
-}
-
-static kvf_status add_part(gguf *self, const char *path, kvf_error *error)
-{
-    KVF_TRY(
-        model_copy_text(path, strlen(path), "a name", &self->parts[self->parts_count].path, error));
-    self->parts_count++;
-    return KVF_OK;
-}
-
-static kvf_status create(size_t parts, gguf **out, kvf_error *error)
-{
-    *out = NULL;
     gguf *self = model_alloc_zero(1, sizeof *self);
+    *out = self;
     if (!self)
         return model_out_of_memory(error, sizeof *self, "a GGUF file");
-    self->parts = model_alloc_zero(parts, sizeof *self->parts);
-    if (!self->parts) {
-        model_free(self);
-        return model_out_of_memory(error, parts * sizeof *self->parts, "a GGUF file");
-    }
-    *out = self;
-    return KVF_OK;
+    return model_copy_text(path, strlen(path), "a name", &self->path, error);
 }
 
 static kvf_status conclude(kvf_status status, gguf **out)
@@ -393,56 +306,30 @@ static kvf_status conclude(kvf_status status, gguf **out)
     return status;
 }
 
-static kvf_status open_parts(gguf *self, const char *path, size_t count, kvf_error *error)
-{
-    char name[MODEL_PATH_BYTES];
-    for (size_t i = 0; i < count; i++) {
-        snprintf(name, sizeof name, "%s", path);
-        const size_t size = strlen(name);
-        if (count > 1 && size >= strlen(PART_SUFFIX)) {
-            char *digits = name + size - strlen(PART_SUFFIX) + 1;
-            for (size_t k = 5, number = i + 1; k-- > 0; number /= 10)
-                digits[k] = (char)('0' + number % 10);
-        }
-        KVF_TRY(add_part(self, name, error));
-        KVF_TRY(model_map(name, &self->parts[i].map, error));
-    }
-    return read_parts(self, error);
-}
-
 kvf_status gguf_open(const char *path, gguf **out, kvf_error *error)
 {
-    const size_t count = parts_of_name(path);
-    *out = NULL;
-    if (count > PARTS_MAX)
-        return model_fail(error, KVF_UNSUPPORTED, "%.300s speaks of %zu parts, more than %u", path,
-                          count, PARTS_MAX);
-    KVF_TRY(create(count, out, error));
-    return conclude(open_parts(*out, path, count, error), out);
-}
-
-static kvf_status open_image(gguf *self, const void *bytes, size_t size, kvf_error *error)
-{
-    KVF_TRY(add_part(self, "GGUF in memory", error));
-    self->parts[0].map = (model_mapping){.bytes = bytes, .size = size};
-    return read_parts(self, error);
+    kvf_status status = create(path, out, error);
+    if (status == KVF_OK)
+        status = model_map(path, &(*out)->map, error);
+    return conclude(status == KVF_OK ? read_file(*out, error) : status, out);
 }
 
 kvf_status gguf_open_memory(const void *bytes, size_t size, gguf **out, kvf_error *error)
 {
-    KVF_TRY(create(1, out, error));
-    return conclude(open_image(*out, bytes, size, error), out);
+    kvf_status status = create("GGUF in memory", out, error);
+    if (status == KVF_OK) {
+        (*out)->map = (model_mapping){.bytes = bytes, .size = size};
+        status = read_file(*out, error);
+    }
+    return conclude(status, out);
 }
 
 void gguf_close(gguf *self)
 {
     if (!self)
         return;
-    for (size_t i = 0; i < self->parts_count; i++) {
-        model_unmap(&self->parts[i].map);
-        model_free(self->parts[i].path);
-    }
-    model_free(self->parts);
+    model_unmap(&self->map);
+    model_free(self->path);
     model_free(self->fields);
     model_free(self->tensors);
     model_free(self);
@@ -452,12 +339,7 @@ void gguf_close(gguf *self)
 
 const char *gguf_name(const gguf *self)
 {
-    return model_base_name(self->parts[0].path);
-}
-
-const gguf_value *gguf_find(const gguf *self, const char *key)
-{
-    return find_field(self->fields, self->fields_count, key);
+    return model_base_name(self->path);
 }
 
 size_t gguf_tensor_count(const gguf *self)

@@ -3,11 +3,11 @@
 #define KVF_MODEL_GGUF_H
 
 /*
- * GGUF files: metadata and the places of tensors, of one file or of all parts of a split one.
+ * GGUF files: metadata and the places of tensors.
  *
  * It knows the container, not what a field or a tensor is for. Invariant: what is handed out was
  * checked against the file: strings and arrays lie inside it, keys are distinct, every tensor is of
- * a known type, lies inside its part, and is aligned.
+ * a known type, lies inside the file, and is aligned.
  */
 
 #include "model_memory.h"
@@ -106,7 +106,7 @@ bool gguf_is_file(const char *model);
 bool gguf_is_image(const void *bytes, size_t size);
 
 /**
- * Map a file, and the other parts if it is the first part of several ("…-00001-of-0000N.gguf").
+ * Map a file.
  *
  * @return KVF_OK; KVF_SYSTEM for a file that cannot be mapped; KVF_CORRUPT and KVF_UNSUPPORTED name
  *         file, field or tensor, value and fix; KVF_OUT_OF_MEMORY
