@@ -77,7 +77,8 @@ kvf_status gguf_model_read(const gguf *file, gguf_model *out, kvf_error *error)
 
 /* ---- what is refused ---- */
 
-/* Fields that change the computation; absent, 0, and what is neutral are fine. */
+/* Fields of these architectures that change the computation; absent, 0, and what is neutral are
+ * fine. */
 static const struct {
     const char *rest;
     double neutral;
@@ -85,21 +86,10 @@ static const struct {
 } must_be_neutral[] = {
     {"expert_count", 0,
      "mixtures of experts are not supported, use a dense model, or llama.cpp with kvferry-llama"},
-    {"attention.scale", 0, "another attention scale is not supported, use another model"},
-    {"attention.clamp_kqv", 0, "clamped attention is not supported, use another model"},
-    {"attention.max_alibi_bias", 0, "ALiBi is not supported, use another model"},
-    {"attn_logit_softcapping", 0, "soft-capped attention is not supported, use another model"},
-    {"final_logit_softcapping", 0, "soft-capped logits are not supported, use another model"},
-    {"logit_scale", 1, "scaled logits are not supported, use another model"},
-    {"residual_scale", 1, "scaled residuals are not supported, use another model"},
-    {"embedding_scale", 1, "scaled embeddings are not supported, use another model"},
     {"rope.scale_linear", 1, "the old field is not supported, convert the model again"},
-    {"rope.scaling.alpha", 0, "this scale of RoPE is not supported, use another model"},
     {"rope.scaling.yarn_ext_factor", 1, "this scale of RoPE is not supported, use another model"},
     {"rope.scaling.yarn_attn_factor", 1, "this scale of RoPE is not supported, use another model"},
     {"rope.scaling.attn_factor", 1, "this scale of RoPE is not supported, use another model"},
-    {"rope.scaling.yarn_log_multiplier", 0,
-     "this scale of RoPE is not supported, use another model"},
 };
 
 static void check_neutral(gguf_writer *w)
@@ -112,8 +102,6 @@ static void check_neutral(gguf_writer *w)
     }
     if (!gguf_flag(w, gguf_family_key(w, "attention.causal", key), true))
         gguf_refuse(w, key, "only causal attention is supported, use another model");
-    if (gguf_flag(w, gguf_family_key(w, "use_parallel_residual", key), false))
-        gguf_refuse(w, key, "parallel residuals are not supported, use another model");
     const uint32_t context = gguf_count(w, gguf_family_key(w, "context_length", key), 0);
     const double window = gguf_real(w, gguf_family_key(w, "attention.sliding_window", key), 0);
     if (window > 0 && window < context)

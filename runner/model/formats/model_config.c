@@ -128,10 +128,7 @@ bool config_bool(config_reader *reader, const json_value *object, const char *fi
 
 /* ---- what is refused ---- */
 
-#define ENGINES    "use another model, or llama.cpp with kvferry-llama"
-#define NO_EXPERTS "mixtures of experts are not supported, " ENGINES
-
-/* Fields that change the computation; unset, false and 0 are fine. */
+/* Fields of these architectures that change the computation; unset, false and 0 are fine. */
 static const struct {
     const char *field;
     const char *fix;
@@ -143,18 +140,6 @@ static const struct {
     {"mlp_bias", "biases in the MLP are not supported, use a model without"},
     {"use_sliding_window",
      "sliding windows are not supported, set it to false or use another model"},
-    {"num_experts", NO_EXPERTS},
-    {"num_local_experts", NO_EXPERTS},
-    {"n_routed_experts", NO_EXPERTS},
-    {"attn_logit_softcapping", "soft-capped attention is not supported, use another model"},
-    {"final_logit_softcapping", "soft-capped logits are not supported, use another model"},
-    {"use_bidirectional_attention", "only causal attention is supported, use another model"},
-    {"query_pre_attn_scalar", "another attention scale is not supported, use another model"},
-    {"attention_multiplier", "another attention scale is not supported, use another model"},
-    {"residual_multiplier", "scaled residuals are not supported, use another model"},
-    {"embedding_multiplier", "scaled embeddings are not supported, use another model"},
-    {"logits_scaling", "scaled logits are not supported, use another model"},
-    {"no_rope_layers", "layers without RoPE are not supported, use another model"},
 };
 
 static bool is_unset(const json_value *value)
