@@ -186,6 +186,17 @@ static kvf_status on_question(void *user, const json_value *line, const char *wh
     return add_question(where, a->tokenizer, text->as.string, text->size, a->out, error);
 }
 
+bool cli_next_line(const kvf_text *text, const char **line, size_t *size)
+{
+    const char *end = text->bytes + text->size;
+    *line = *line ? *line + *size + 1 : text->bytes;
+    if (!*line || *line >= end)
+        return false;
+    const char *newline = memchr(*line, '\n', (size_t)(end - *line));
+    *size = (size_t)((newline ? newline : end) - *line);
+    return true;
+}
+
 /* A question a line, as it is. */
 static kvf_status read_questions(const char *path, const kvf_tokenizer *tokenizer,
                                  cli_questions *out, kvf_error *error)
@@ -194,16 +205,12 @@ static kvf_status read_questions(const char *path, const kvf_tokenizer *tokenize
     char where[300];
     uint32_t number = 0;
     kvf_status status = model_read_file(path, PROMPT_BYTES_MAX, &text, error);
-    for (size_t at = 0; status == KVF_OK && at < text.size;) {
-        const char *line = text.bytes + at;
-        const char *newline = memchr(line, '\n', text.size - at);
-        size_t size = newline ? (size_t)(newline - line) : text.size - at;
-        at += size + 1;
+    const char *line = NULL;
+    for (size_t size; status == KVF_OK && cli_next_line(&text, &line, &size);) {
         snprintf(where, sizeof where, "%.250s: line %u", path, ++number);
-        if (size > 0 && line[size - 1] == '\r')
-            size--;
-        if (size > 0)
-            status = add_question(where, tokenizer, line, size, out, error);
+        const size_t shown = size - (size > 0 && line[size - 1] == '\r');
+        if (shown > 0)
+            status = add_question(where, tokenizer, line, shown, out, error);
     }
     kvf_text_free(&text);
     return status;
@@ -251,12 +258,9 @@ kvf_status cli_json_lines(const char *path, cli_line_fn fn, void *user, kvf_erro
     kvf_text text = {0};
     uint64_t number = 0;
     kvf_status status = model_read_file(path, FILE_BYTES_MAX, &text, error);
-    for (size_t at = 0; status == KVF_OK && at < text.size;) {
-        const char *line = text.bytes + at;
-        const char *newline = memchr(line, '\n', text.size - at);
-        const size_t size = newline ? (size_t)(newline - line) : text.size - at;
+    const char *line = NULL;
+    for (size_t size; status == KVF_OK && cli_next_line(&text, &line, &size);) {
         json_document *document = NULL;
-        at += size + 1;
         snprintf(where, sizeof where, "%.200s: line %llu", path, (unsigned long long)++number);
         if (is_blank(line, size))
             continue;

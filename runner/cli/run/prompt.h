@@ -40,6 +40,10 @@ KVF_CHECKED kvf_status cli_text_read(const char *path, const kvf_model_config *m
                                      const kvf_tokenizer *tokenizer, kvf_token_ids *ids,
                                      kvf_error *error);
 
+/** The line after @p line, which is NULL for the first, without its newline. @return false after
+ * the last */
+bool cli_next_line(const kvf_text *text, const char **line, size_t *size);
+
 /** Questions, one after the other: question i is ids[starts[i] … starts[i + 1] - 1]. */
 typedef struct cli_questions {
     kvf_token_ids ids;

@@ -9,8 +9,10 @@
  * the same text and lines give the same prompts.
  */
 
-#include "common/random.h"
 #include "tune.h"
+
+#include "common/random.h"
+#include "prompt.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -29,11 +31,7 @@ static const char *const cities[] = {
 
 static bool copy_text(char *to, size_t capacity, const char *from, size_t size)
 {
-    if (size >= capacity)
-        return false;
-    memcpy(to, from, size);
-    to[size] = '\0';
-    return true;
+    return (size_t)snprintf(to, capacity, "%.*s", (int)size, from) == size && size < capacity;
 }
 
 /* LINE, QUESTION and ANSWER between tabs. */
@@ -55,18 +53,16 @@ static kvf_status read_lines(cli_tune *tune, kvf_error *error)
     kvf_text text = {0};
     uint32_t count = 0, number = 1;
     kvf_status status = model_read_file(path, LINES_BYTES_MAX, &text, error);
-    const char *at = text.bytes, *end = at ? at + text.size : at;
-    for (; status == KVF_OK && at < end && count < tune->question_count; number++) {
-        const char *stop = memchr(at, '\n', (size_t)(end - at));
-        const size_t size = (size_t)((stop ? stop : end) - at);
-        if (size > 0 && !split_line(at, size, &tune->questions[count++]))
+    const char *line = NULL;
+    for (size_t size;
+         status == KVF_OK && count < tune->question_count && cli_next_line(&text, &line, &size);
+         number++)
+        if (size > 0 && !split_line(line, size, &tune->questions[count++]))
             status =
                 model_fail(error, KVF_INVALID,
                            "%.200s: line %u must be a line to hide, a question and its answer, "
                            "separated by tabs, each of at most %zu bytes",
                            path, number, sizeof tune->questions->line - 1);
-        at += size + 1;
-    }
     kvf_text_free(&text);
     if (status == KVF_OK && count == 0)
         status = model_fail(error, KVF_INVALID,
@@ -98,11 +94,7 @@ static kvf_status encode(const cli_tune *tune, const char *before, const char *t
     char whole[sizeof tune->questions->line + 8];
     const int size = snprintf(whole, sizeof whole, "%s%s%s", before, text, after);
     KVF_TRY(kvf_tokenizer_encode(tune->tokenizer, whole, (size_t)size, false, ids, error));
-    for (size_t i = 0; i < ids->count; i++)
-        if (ids->ids[i] >= tune->model.vocab_size)
-            return model_fail(error, KVF_INVALID, "the tokenizer gives id %u and the model has %u",
-                              ids->ids[i], tune->model.vocab_size);
-    return KVF_OK;
+    return cli_check_ids(&tune->model, ids, error);
 }
 
 /* The piece with its lines, evenly from front to back, in `body`. */

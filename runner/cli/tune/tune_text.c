@@ -7,6 +7,7 @@
  * files give the same pieces.
  */
 
+#include "prompt.h"
 #include "tune.h"
 
 #include <string.h>
@@ -36,12 +37,6 @@ static kvf_status read_text(const cli_tune *tune, uint32_t index, texts *t, kvf_
     kvf_text_free(&text);
     if (status != KVF_OK)
         return status;
-    for (size_t i = first; i < t->ids.count; i++)
-        if (t->ids.ids[i] >= tune->model.vocab_size)
-            return model_fail(error, KVF_INVALID,
-                              "the tokenizer gives id %u and the model has ids 0 to %u; "
-                              "tokenizer.json belongs to another model",
-                              t->ids.ids[i], tune->model.vocab_size - 1);
     if (tune->model.bos_known && t->ids.count > first && t->ids.ids[first] == tune->model.bos_id) {
         t->has_bos = true;
         t->bos = tune->model.bos_id;
@@ -107,6 +102,8 @@ kvf_status cli_tune_read(cli_tune *tune, kvf_error *error)
         status = read_text(tune, i, &t, error);
         t.starts[i + 1] = t.ids.count;
     }
+    if (status == KVF_OK)
+        status = cli_check_ids(&tune->model, &t.ids, error);
     if (status == KVF_OK)
         status = make_pieces(tune, &t, error);
     kvf_token_ids_free(&t.ids);

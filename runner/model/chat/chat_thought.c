@@ -12,14 +12,6 @@ static const char opening[] = "<think>", closing[] = "</think>";
 
 #define LENGTH(marker) (sizeof(marker) - 1)
 
-static const char *find(const char *text, size_t size, const char *marker, size_t length)
-{
-    for (size_t i = 0; i + length <= size; i++)
-        if (memcmp(text + i, marker, length) == 0)
-            return text + i;
-    return NULL;
-}
-
 static void trim(const char **text, size_t *size)
 {
     for (; *size > 0 && kvf_is_space(**text); (*size)--)
@@ -48,7 +40,7 @@ kvf_thought kvf_thought_split(const char *text, size_t size, bool open)
         trim(&parts.answer, &parts.answer_size);
         return parts;
     }
-    const char *end = find(start, rest, closing, LENGTH(closing));
+    const char *end = memmem(start, rest, closing, LENGTH(closing));
     parts.reasoning = start;
     parts.reasoning_size = end ? (size_t)(end - start) : rest;
     parts.answer = end ? end + LENGTH(closing) : start + rest;
