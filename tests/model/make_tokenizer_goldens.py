@@ -205,7 +205,7 @@ def tekken(corpus):
 
 
 def gpt2(corpus):
-    """What the three above do not use of ByteLevel and of added tokens."""
+    """ByteLevel and added tokens where the three above do not use them."""
     tokenizer = train_bpe(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True), corpus,
                           normalizer=normalizers.Sequence([normalizers.NFC()]))
     tokenizer.post_processor = processors.TemplateProcessing(

@@ -51,7 +51,7 @@ static kvf_status read_value(const mask_reader *r, const char *text, size_t size
                           r->sparsity < 0.0 ? "0, 1 or 2" : "a number");
     memcpy(copy, text, size < sizeof copy ? size : 0);
     copy[size < sizeof copy ? size : 0] = '\0';
-    /* What strtod takes besides decimal numbers (nan, inf, hexadecimal) has other letters. */
+    /* Nan, inf and hexadecimal numbers have other letters. */
     char *end;
     const double value = kvf_real_of(copy, &end);
     if (strspn(copy, "0123456789.eE+-") != size || end != copy + size)
