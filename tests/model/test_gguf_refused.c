@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * GGUF files that lie, are cut short, or hold what the runner cannot do: refused with file, field or
- * tensor, value and fix, without a leak. The replay of fuzz_gguf cuts files at every byte and lets
- * every allocation fail.
+ * GGUF files that lie, are cut short, or hold what the runner cannot do: refused with file, field
+ * or tensor, value and fix, without a leak. The replay of fuzz_gguf cuts files at every byte and
+ * lets every allocation fail.
  */
 
 #include "common/text.h"

@@ -186,7 +186,8 @@ static void write_framed(const char *directory, const char *post)
 {
     char text[1024];
     snprintf(text, sizeof text,
-             "{\"pre_tokenizer\":{\"type\":\"WhitespaceSplit\"},\"model\":%s,\"post_processor\":%s}",
+             "{\"pre_tokenizer\":{\"type\":\"WhitespaceSplit\"},\"model\":%s,"
+             "\"post_processor\":%s}",
              words_model, post);
     fixture_write_text(directory, "tokenizer.json", text);
 }
