@@ -91,18 +91,24 @@ static void close_model(model *m)
     fixture_directory_remove(m->directory);
 }
 
-static const char *const some_tokens[] = {"<s>", "</s>", "<think>",  "a",
-                                          "b",   "ab",   "\xc4\xa0", "1"};
-static const char *const some_merges[] = {"a b"};
-static const int32_t some_kinds[] = {3, 3, 4, 1, 1, 1, 1, 1};
-
-static void add_tokenizer(gguf_image *image, const char *pre)
+static void add_tokenizer(gguf_image *image, const char *pre, const char *const *tokens,
+                          const int32_t *kinds, uint64_t count, const char *const *merges,
+                          uint64_t merge_count)
 {
     gguf_image_text(image, "tokenizer.ggml.model", "gpt2");
     gguf_image_text(image, "tokenizer.ggml.pre", pre);
-    gguf_image_texts(image, "tokenizer.ggml.tokens", some_tokens, 8);
-    gguf_image_i32s(image, "tokenizer.ggml.token_type", some_kinds, 8);
-    gguf_image_texts(image, "tokenizer.ggml.merges", some_merges, 1);
+    gguf_image_texts(image, "tokenizer.ggml.tokens", tokens, count);
+    gguf_image_i32s(image, "tokenizer.ggml.token_type", kinds, count);
+    gguf_image_texts(image, "tokenizer.ggml.merges", merges, merge_count);
+}
+
+/* One whose first tokens begin and end a text. */
+static void add_small_tokenizer(gguf_image *image, const char *pre)
+{
+    static const char *const tokens[] = {"<s>", "</s>", "<think>", "a", "b", "ab", "1", "11"};
+    static const char *const merges[] = {"a b", "1 1"};
+    static const int32_t kinds[] = {3, 3, 4, 1, 1, 1, 1, 1};
+    add_tokenizer(image, pre, tokens, kinds, 8, merges, 2);
     gguf_image_u32(image, "tokenizer.ggml.bos_token_id", 0);
     gguf_image_u32(image, "tokenizer.ggml.eos_token_id", 1);
 }
@@ -114,28 +120,43 @@ static const char *write_image(const gguf_image *image, const char *directory, c
     return path;
 }
 
-/* Rows in their places, names, and the numbers as they were; vectors in F32. */
-static void has_the_weights_of_its_directory(void **state)
+/* Divisors of frequencies are a tensor there, and numbers fp32. */
+static void compare_configs(const kvf_model_config *got, const kvf_model_config *want)
 {
-    static const char *const names[] = {"llama-bf16", "llama-fp16", "qwen2-fp32", "qwen3-bf16"};
-    static const uint32_t types[] = {IMAGE_BF16, IMAGE_F16, IMAGE_F32, IMAGE_BF16};
-    for (size_t k = 0; k < 4; k++) {
+    kvf_rope_table tables[2];
+    assert_int_equal(got->dtype, want->dtype);
+    assert_int_equal(got->tied_embeddings, want->tied_embeddings);
+    assert_memory_equal(&got->vocab_size, &want->vocab_size,
+                        offsetof(kvf_model_config, positions_max) -
+                            offsetof(kvf_model_config, vocab_size));
+    assert_true(fabs(got->norm_eps - want->norm_eps) < 1e-10);
+    kvf_rope_table_make(got, &tables[0]);
+    kvf_rope_table_make(want, &tables[1]);
+    assert_int_equal(tables[0].count, tables[1].count);
+    assert_true(fabsf(tables[0].attention_scaling / tables[1].attention_scaling - 1.0f) < 1e-6f);
+    for (uint32_t i = 0; i < tables[0].count; i++)
+        assert_true(fabsf(tables[0].inv_freq[i] / tables[1].inv_freq[i] - 1.0f) < 1e-6f);
+}
+
+/* Rows in their places, names, and the numbers as they were; vectors in F32. */
+static void has_what_its_directory_has(void **state)
+{
+    static const char *const names[] = {"llama-bf16", "llama-fp16", "mistral-fp32", "qwen2-fp32",
+                                        "qwen3-bf16"};
+    static const uint32_t types[] = {
+        [KVF_BF16] = IMAGE_BF16, [KVF_FP16] = IMAGE_F16, [KVF_FP32] = IMAGE_F32};
+    for (size_t k = 0; k < sizeof names / sizeof *names; k++) {
         char path[1024];
         kvf_error error = {0};
         kvf_weights *weights;
         kvf_model_config config;
         gguf_image image = {0};
         model m = open_model(names[k]);
-        gguf_image_model(&image, &m.config, m.weights, types[k]);
+        gguf_image_model(&image, &m.config, m.weights, types[m.config.dtype]);
         write_image(&image, m.directory, path);
         check(kvf_weights_open(path, &weights, &error), &error);
         check(kvf_model_config_read(path, &config, &error), &error);
-        assert_int_equal(config.dtype, m.config.dtype);
-        assert_int_equal(config.layers, m.config.layers);
-        assert_int_equal(config.kv_heads, m.config.kv_heads);
-        assert_int_equal(config.vocab_size, m.config.vocab_size);
-        assert_int_equal(config.tied_embeddings, m.config.tied_embeddings);
-        assert_true(fabs(config.norm_eps - m.config.norm_eps) < 1e-10);
+        compare_configs(&config, &m.config);
         assert_int_equal(kvf_weights_count(weights), kvf_weights_count(m.weights));
         for (size_t i = 0; i < kvf_weights_count(weights); i++) {
             const kvf_tensor *got = kvf_weights_at(weights, i);
@@ -226,7 +247,7 @@ static void reads_fields(void **state)
     gguf_image_text(&image, "llama.rope.scaling.type", "yarn");
     gguf_image_f32(&image, "llama.rope.scaling.factor", 4.0f);
     gguf_image_u32(&image, "llama.rope.scaling.original_context_length", 256);
-    add_tokenizer(&image, "smollm");
+    add_small_tokenizer(&image, "smollm");
     gguf_image_u32(&image, "tokenizer.ggml.eot_token_id", 2);
     gguf_image_text(&image, "tokenizer.chat_template", "{{ \"a\\b\" }}\n");
     write_image(&image, m.directory, path);
@@ -359,11 +380,7 @@ static void encodes_as_its_directory(void **state)
             memcpy(strstr(json, "{\"type\":\"NFC\"}"), "null          ", 14);
         check(kvf_tokenizer_parse(json, size, &want, &error), &error);
         vocabulary v = read_vocabulary(json, size, want);
-        gguf_image_text(&image, "tokenizer.ggml.model", "gpt2");
-        gguf_image_text(&image, "tokenizer.ggml.pre", cases[i].pre);
-        gguf_image_texts(&image, "tokenizer.ggml.tokens", v.tokens, v.count);
-        gguf_image_i32s(&image, "tokenizer.ggml.token_type", v.kinds, v.count);
-        gguf_image_texts(&image, "tokenizer.ggml.merges", v.merges, v.merge_count);
+        add_tokenizer(&image, cases[i].pre, v.tokens, v.kinds, v.count, v.merges, v.merge_count);
         if (cases[i].bos) {
             assert_true(kvf_tokenizer_find(want, cases[i].bos, &bos));
             gguf_image_u32(&image, "tokenizer.ggml.bos_token_id", bos);
@@ -387,25 +404,16 @@ static void cuts_by_name(void **state)
     char *directory = fixture_directory_create(), path[1024];
     for (uint32_t i = 0; i < sizeof names / sizeof *names; i++) {
         const uint32_t gpt2 = i < 4;
-        static const char *const merges[] = {"a b", "1 1"};
-        static const char *const tokens[] = {"<s>", "</s>", "a", "b", "ab", "1", "11"};
-        static const int32_t kinds[] = {3, 3, 1, 1, 1, 1, 1};
         gguf_image image = {0};
         kvf_tokenizer *tokenizer;
         kvf_token_ids ids = {0};
         kvf_error error = {0};
-        gguf_image_text(&image, "tokenizer.ggml.model", "gpt2");
-        gguf_image_text(&image, "tokenizer.ggml.pre", names[i]);
-        gguf_image_texts(&image, "tokenizer.ggml.tokens", tokens, 7);
-        gguf_image_i32s(&image, "tokenizer.ggml.token_type", kinds, 7);
-        gguf_image_texts(&image, "tokenizer.ggml.merges", merges, 2);
-        gguf_image_u32(&image, "tokenizer.ggml.bos_token_id", 0);
-        gguf_image_u32(&image, "tokenizer.ggml.eos_token_id", 1);
+        add_small_tokenizer(&image, names[i]);
         gguf_image_flag(&image, "tokenizer.ggml.add_bos_token", gpt2);
         gguf_image_flag(&image, "tokenizer.ggml.add_eos_token", !gpt2);
         check(kvf_tokenizer_open(write_image(&image, directory, path), &tokenizer, &error), &error);
         check(kvf_tokenizer_encode(tokenizer, "ab11", 4, true, &ids, &error), &error);
-        static const uint32_t want[2][4] = {{4, 5, 5, 1}, {0, 4, 6}};
+        static const uint32_t want[2][4] = {{5, 6, 6, 1}, {0, 5, 7}};
         assert_int_equal(ids.count, gpt2 ? 3 : 4);
         assert_memory_equal(ids.ids, want[gpt2], ids.count * sizeof *ids.ids);
         kvf_token_ids_free(&ids);
@@ -417,6 +425,6 @@ static void cuts_by_name(void **state)
 
 int main(void)
 {
-    return unit_run(widens_as_published, has_the_weights_of_its_directory, widens_a_model_to_bf16,
+    return unit_run(widens_as_published, has_what_its_directory_has, widens_a_model_to_bf16,
                     reads_fields, encodes_as_its_directory, cuts_by_name);
 }

@@ -2,8 +2,7 @@
 
 /*
  * Logits of the runner against HF Transformers: random small models of every family, and the recall
- * model; after the prompt and after each of 64 given tokens, at full cache. Some are read
- * from GGUF files that are made of them.
+ * model; after the prompt and after each of 64 given tokens, at full cache.
  *
  * The goldens and the ids come from make_logits_goldens.py. Two comparisons, both relative (norm of
  * the difference by norm): with HF in the model's own type, over all rows; and with HF in fp32 on
@@ -23,7 +22,6 @@
  * widened.
  */
 
-#include "gguf_image.h"
 #include "model_fixture.h"
 #include "model_rig.h"
 #include "random_model.h"
@@ -43,7 +41,6 @@ typedef struct golden {
     uint32_t stride; /* every stride-th token of the vocabulary is in the file */
     uint32_t threads;
     kvf_linear_bf16 bf16;
-    bool as_gguf;               /* the model is read from a GGUF file */
     const char *said, *instead; /* of config.json, once the weights are written; NULL = as it is */
     bool has_head_only;         /* the embedding is there by the name of the head */
     bool on_host;               /* and nowhere else */
@@ -189,24 +186,6 @@ static void compare(const char *from, const golden *g, const uint32_t *ids)
     model_rig_close(&r.model);
 }
 
-/* Write "model.gguf" of the model in a directory. */
-static void write_gguf(const char *directory)
-{
-    kvf_model_config model;
-    kvf_weights *weights;
-    kvf_error error;
-    gguf_image image = {0};
-    check(kvf_model_config_read(directory, &model, &error), &error);
-    check(kvf_weights_open(directory, &weights, &error), &error);
-    gguf_image_model(&image, &model, weights,
-                     model.dtype == KVF_FP32   ? IMAGE_F32
-                     : model.dtype == KVF_FP16 ? IMAGE_F16
-                                               : IMAGE_BF16);
-    gguf_image_write(&image, directory, "model.gguf");
-    gguf_image_free(&image);
-    kvf_weights_close(weights);
-}
-
 /* @p text with @p instead where it has @p said. */
 static void write_config(const char *directory, const char *text, const char *said,
                          const char *instead)
@@ -254,10 +233,7 @@ static void compare_random(void **state)
     random_stream stream = random_stream_of("ids");
     for (uint32_t i = 0; i < g->prompt + STEPS; i++)
         ids[i] = (uint32_t)(random_stream_next(&stream) % model.vocab_size);
-    if (g->as_gguf)
-        write_gguf(directory);
-    snprintf(path, sizeof path, g->as_gguf ? "%s/model.gguf" : "%s", directory);
-    compare(path, g, ids);
+    compare(directory, g, ids);
     fixture_directory_remove(directory);
     free(config);
 }
@@ -298,8 +274,6 @@ int main(void)
         RANDOM("qwen3-fp32", 1),
         RANDOM("mistral-windows", 2),
         RANDOM("ministral-windows", 1),
-        RANDOM("llama-bf16", 2, .as_gguf = true),
-        RANDOM("qwen3-fp32", 2, .as_gguf = true),
         /* Models by their weights: Transformers loads these as the models that they were. */
         RANDOM("llama-fp32", 1, .test = "no type", .said = "\"torch_dtype\": \"float32\",",
                .instead = ""),
@@ -308,13 +282,7 @@ int main(void)
                .instead = "\"tie_word_embeddings\": true"),
         RANDOM("llama-fp32", 2, .test = "a head and no embedding", .has_head_only = true),
         RECALL(2),
-        /* From here on for the host alone: where weights came from is nothing to a GPU, and it
-         * never widens them. */
-        RANDOM("llama-fp32", 2, .as_gguf = true, .on_host = true),
-        RANDOM("llama-fp16", 2, .as_gguf = true, .on_host = true),
-        RANDOM("mistral-fp32", 2, .as_gguf = true, .on_host = true),
-        RANDOM("qwen2-bf16", 2, .as_gguf = true, .on_host = true),
-        RANDOM("qwen2-fp32", 2, .as_gguf = true, .on_host = true),
+        /* A GPU never widens weights. */
         RANDOM("qwen2-bf16", 2, .test = "qwen2-bf16, widened to fp32", .bf16 = KVF_LINEAR_BF16_OFF,
                .on_host = true),
         RECALL(2, .test = "recall, widened to fp32", .bf16 = KVF_LINEAR_BF16_OFF, .on_host = true),
