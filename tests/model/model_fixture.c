@@ -72,10 +72,15 @@ kvf_tokenizer *fixture_tokenizer(const char *name)
     char *json = fixture_read(path, &size);
     kvf_tokenizer *tokenizer;
     kvf_error error = {0};
-    if (kvf_tokenizer_parse(json, size, &tokenizer, &error) != KVF_OK)
-        fail_msg("%s: %s", name, error.text);
+    fixture_must(kvf_tokenizer_parse(json, size, &tokenizer, &error), &error);
     free(json);
     return tokenizer;
+}
+
+void fixture_must(kvf_status got, const kvf_error *error)
+{
+    if (got != KVF_OK)
+        fail_msg("status %d: %s", got, error->text);
 }
 
 void fixture_expect(kvf_status got, const kvf_error *error, kvf_status status, const char *part)

@@ -26,6 +26,9 @@ kvf_tokenizer *fixture_tokenizer(const char *name);
 /** Which device to run on: KVF_TEST_DEVICE=cuda, else the host device. Its link is not measured. */
 void fixture_device(kvf_runtime_config *config);
 
+/** The call succeeded, or the test fails with what the error says. */
+void fixture_must(kvf_status got, const kvf_error *error);
+
 /** The error has this status and its text holds this part. */
 void fixture_expect(kvf_status got, const kvf_error *error, kvf_status status, const char *part);
 

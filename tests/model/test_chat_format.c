@@ -256,8 +256,7 @@ static void expect_read(const char *model, const char *name)
 {
     const kvf_chat_format *format;
     kvf_error error = {0};
-    if (kvf_chat_format_read(model, &format, &error) != KVF_OK)
-        fail_msg("%s", error.text);
+    fixture_must(kvf_chat_format_read(model, &format, &error), &error);
     assert_string_equal(kvf_chat_format_name(format), name);
 }
 

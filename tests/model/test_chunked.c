@@ -73,8 +73,7 @@ static kvf_prune_config evicting(const char *policy, kvf_eviction eviction, floa
 static void open_prune(rig *r, const kvf_prune_config *pc)
 {
     kvf_error error;
-    if (kvf_prune_open(r->model.cache, pc, &r->prune, &error) != KVF_OK)
-        fail_msg("%s", error.text);
+    fixture_must(kvf_prune_open(r->model.cache, pc, &r->prune, &error), &error);
 }
 
 /* A chunk of an emulated GPU takes its time: very short ones are for the host device. */

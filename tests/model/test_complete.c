@@ -375,8 +375,7 @@ static void answer_between(uint32_t pieces, uint32_t ids[ANSWER], outcome *whole
     const kvf_decode_request request = {
         .sequence = prune(&s), .tokens = ANSWER, .sampler = sampler, .token = on_token, .user = &b};
     kvf_decode_result result = {.step_ms = NULL};
-    if (kvf_generate_decode(&session, &request, &result, &error) != KVF_OK)
-        fail_msg("%s", error.text);
+    fixture_must(kvf_generate_decode(&session, &request, &result, &error), &error);
     assert_int_equal(b.count, ANSWER);
     memcpy(ids, b.ids, sizeof b.ids);
     assert_true(pieces == 0 || kvf_completion_left(s.completion) == 0);

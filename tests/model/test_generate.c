@@ -108,8 +108,7 @@ static kvf_stop answer(runner *r, uint32_t tokens, const uint32_t *eos)
                                         .draft = r->draft};
     kvf_decode_result result = {.step_ms = ms};
     const uint32_t before = r->count;
-    if (kvf_generate_decode(&r->session, &request, &result, &error) != KVF_OK)
-        fail_msg("%s", error.text);
+    fixture_must(kvf_generate_decode(&r->session, &request, &result, &error), &error);
     assert_int_equal(result.generated, r->count - before);
     /* Behind a step come what of its draft is right, and one token more. */
     assert_int_equal(result.steps + result.accepted, result.generated - 1);
@@ -395,8 +394,7 @@ static void check_batch(bool is_pruned)
                                        .end = on_batch_end,
                                        .pass = on_batch_pass,
                                        .user = &c};
-    if (kvf_generate_batch(&r.session, &request, &error) != KVF_OK)
-        fail_msg("%s", error.text);
+    fixture_must(kvf_generate_batch(&r.session, &request, &error), &error);
     assert_int_equal(c.ended, SAMPLES);
     assert_in_range(c.counts[0], 1, 5);
     for (uint32_t i = 0; i < SAMPLES; i++) {

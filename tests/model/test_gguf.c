@@ -21,12 +21,6 @@
 
 #define BLOCKS 256u /* of make_gguf_goldens.py */
 
-static void check(kvf_status status, const kvf_error *error)
-{
-    if (status != KVF_OK)
-        fail_msg("%d: %s", status, error->text);
-}
-
 /* ---- types ---- */
 
 static void widens_as_published(void **state)
@@ -79,8 +73,8 @@ static model open_model(const char *name)
     snprintf(path, sizeof path, "%s/logits/%s/config.json", KVF_GOLDENS, name);
     char *config = fixture_read(path, &size);
     assert_true(random_model_write(m.directory, config));
-    check(kvf_model_config_read(m.directory, &m.config, &error), &error);
-    check(kvf_weights_open(m.directory, &m.weights, &error), &error);
+    fixture_must(kvf_model_config_read(m.directory, &m.config, &error), &error);
+    fixture_must(kvf_weights_open(m.directory, &m.weights, &error), &error);
     free(config);
     return m;
 }
@@ -154,14 +148,14 @@ static void has_what_its_directory_has(void **state)
         model m = open_model(names[k]);
         gguf_image_model(&image, &m.config, m.weights, types[m.config.dtype]);
         write_image(&image, m.directory, path);
-        check(kvf_weights_open(path, &weights, &error), &error);
-        check(kvf_model_config_read(path, &config, &error), &error);
+        fixture_must(kvf_weights_open(path, &weights, &error), &error);
+        fixture_must(kvf_model_config_read(path, &config, &error), &error);
         compare_configs(&config, &m.config);
         assert_int_equal(kvf_weights_count(weights), kvf_weights_count(m.weights));
         for (size_t i = 0; i < kvf_weights_count(weights); i++) {
             const kvf_tensor *got = kvf_weights_at(weights, i);
             const kvf_tensor *want = kvf_weights_at(m.weights, i);
-            check(kvf_weights_load(got, 1 + (uint32_t)i % 3, &error), &error);
+            fixture_must(kvf_weights_load(got, 1 + (uint32_t)i % 3, &error), &error);
             assert_string_equal(got->name, want->name);
             assert_int_equal(got->rank, want->rank);
             assert_int_equal(got->shape[0], want->shape[0]);
@@ -204,13 +198,13 @@ static void widens_a_model_to_bf16(void **state)
     gguf_image_tensor(&other, "token_embd.weight", IMAGE_Q4_0, 2, (uint64_t[]){2, 64}, embedding,
                       72);
     write_image(&other, m.directory, path);
-    check(kvf_model_config_read(path, &config, &error), &error);
+    fixture_must(kvf_model_config_read(path, &config, &error), &error);
     assert_int_equal(config.dtype, KVF_BF16);
     assert_int_equal(config.vocab_size, 2);
     assert_true(config.tied_embeddings);
     for (uint32_t threads = 1; threads < 6; threads += 2) {
         kvf_weights *weights;
-        check(kvf_weights_open(path, &weights, &error), &error);
+        fixture_must(kvf_weights_open(path, &weights, &error), &error);
         assert_int_equal(kvf_weights_own_bytes(weights), 256 * 128 * 2 + 2 * 64 * 2);
         const kvf_tensor *query =
             kvf_weights_get(weights, "model.layers.0.self_attn.q_proj.weight");
@@ -218,7 +212,7 @@ static void widens_a_model_to_bf16(void **state)
         assert_memory_equal(kvf_weights_source(query, &bytes), blocks, 34);
         assert_int_equal(bytes, 256 * 128 / 32 * 34);
         assert_null(query->data);
-        check(kvf_weights_load(query, threads, &error), &error);
+        fixture_must(kvf_weights_load(query, threads, &error), &error);
         for (uint32_t row = 0; row < 256; row++) { /* heads of 64 */
             const uint32_t i = row % 64, from = row - i + (i < 32 ? 2 * i : 2 * (i - 32) + 1);
             type->widen(blocks + (size_t)from * 4 * 34, 4, numbers);
@@ -251,7 +245,7 @@ static void reads_fields(void **state)
     gguf_image_u32(&image, "tokenizer.ggml.eot_token_id", 2);
     gguf_image_text(&image, "tokenizer.chat_template", "{{ \"a\\b\" }}\n");
     write_image(&image, m.directory, path);
-    check(kvf_model_config_read(path, &config, &error), &error);
+    fixture_must(kvf_model_config_read(path, &config, &error), &error);
     assert_string_equal(config.architecture->name, "LlamaForCausalLM");
     assert_int_equal(m.config.positions_max, 512);
     assert_int_equal(config.positions_max, 1024); /* factor by the original length */
@@ -261,8 +255,8 @@ static void reads_fields(void **state)
     assert_true(config.bos_known);
     assert_string_equal(config.note, "");
     gguf *file;
-    check(gguf_open(path, &file, &error), &error);
-    check(gguf_write_part(file, "tokenizer_config.json", &text, &error), &error);
+    fixture_must(gguf_open(path, &file, &error), &error);
+    fixture_must(gguf_write_part(file, "tokenizer_config.json", &text, &error), &error);
     assert_string_equal(text.bytes, "{\"bos_token\":\"<s>\",\"eos_token\":\"</s>\","
                                     "\"chat_template\":\"{{ \\u0022a\\u005cb\\u0022 }}\\u000a\"}");
     fixture_expect(gguf_write_part(file, "generation_config.json", &text, &error), &error,
@@ -300,7 +294,7 @@ static vocabulary read_vocabulary(const char *json, size_t size, const kvf_token
 {
     vocabulary v = {.count = kvf_tokenizer_size(tokenizer)};
     kvf_error error = {0};
-    check(json_parse(json, size, "tokenizer.json", &v.document, &error), &error);
+    fixture_must(json_parse(json, size, "tokenizer.json", &v.document, &error), &error);
     const json_value *root = json_root(v.document);
     const json_value *merges = json_get(json_get(root, "model"), "merges");
     v.tokens = calloc(v.count, sizeof *v.tokens);
@@ -339,8 +333,10 @@ static void same_ids(const kvf_tokenizer *a, const kvf_tokenizer *b)
     for (uint32_t i = 0; i < 1000; i++) {
         hostile_text_make(&hostile, i, &text);
         x.count = y.count = 0;
-        check(kvf_tokenizer_encode(a, text.bytes, text.size, i % 2 == 0, &x, &error), &error);
-        check(kvf_tokenizer_encode(b, text.bytes, text.size, i % 2 == 0, &y, &error), &error);
+        fixture_must(kvf_tokenizer_encode(a, text.bytes, text.size, i % 2 == 0, &x, &error),
+                     &error);
+        fixture_must(kvf_tokenizer_encode(b, text.bytes, text.size, i % 2 == 0, &y, &error),
+                     &error);
         assert_int_equal(x.count, y.count);
         if (x.count != 0)
             assert_memory_equal(x.ids, y.ids, x.count * sizeof *x.ids);
@@ -378,14 +374,15 @@ static void encodes_as_its_directory(void **state)
         char *json = fixture_read(path, &size);
         if (cases[i].composes_none)
             memcpy(strstr(json, "{\"type\":\"NFC\"}"), "null          ", 14);
-        check(kvf_tokenizer_parse(json, size, &want, &error), &error);
+        fixture_must(kvf_tokenizer_parse(json, size, &want, &error), &error);
         vocabulary v = read_vocabulary(json, size, want);
         add_tokenizer(&image, cases[i].pre, v.tokens, v.kinds, v.count, v.merges, v.merge_count);
         if (cases[i].bos) {
             assert_true(kvf_tokenizer_find(want, cases[i].bos, &bos));
             gguf_image_u32(&image, "tokenizer.ggml.bos_token_id", bos);
         }
-        check(kvf_tokenizer_open(write_image(&image, directory, path), &got, &error), &error);
+        fixture_must(kvf_tokenizer_open(write_image(&image, directory, path), &got, &error),
+                     &error);
         same_ids(want, got);
         kvf_tokenizer_close(got);
         kvf_tokenizer_close(want);
@@ -411,8 +408,9 @@ static void cuts_by_name(void **state)
         add_small_tokenizer(&image, names[i]);
         gguf_image_flag(&image, "tokenizer.ggml.add_bos_token", gpt2);
         gguf_image_flag(&image, "tokenizer.ggml.add_eos_token", !gpt2);
-        check(kvf_tokenizer_open(write_image(&image, directory, path), &tokenizer, &error), &error);
-        check(kvf_tokenizer_encode(tokenizer, "ab11", 4, true, &ids, &error), &error);
+        fixture_must(kvf_tokenizer_open(write_image(&image, directory, path), &tokenizer, &error),
+                     &error);
+        fixture_must(kvf_tokenizer_encode(tokenizer, "ab11", 4, true, &ids, &error), &error);
         static const uint32_t want[2][4] = {{5, 6, 6, 1}, {0, 5, 7}};
         assert_int_equal(ids.count, gpt2 ? 3 : 4);
         assert_memory_equal(ids.ids, want[gpt2], ids.count * sizeof *ids.ids);

@@ -117,8 +117,7 @@ static void reads_the_small_model(void **state)
     gguf_image image = small_model(NULL);
     size_t size;
     void *bytes = gguf_image_make(&image, &size);
-    if (read_all(bytes, size, &error) != KVF_OK)
-        fail_msg("%s", error.text);
+    fixture_must(read_all(bytes, size, &error), &error);
     free(bytes);
     gguf_image_free(&image);
 }

@@ -46,12 +46,6 @@ typedef struct golden {
     bool on_host;               /* and nowhere else */
 } golden;
 
-static void check(kvf_status status, const kvf_error *error)
-{
-    if (status != KVF_OK)
-        fail_msg("%s: %s", kvf_status_name(status), error ? error->text : "");
-}
-
 typedef struct rig {
     model_rig model;
     kvf_sequence *sequence;
@@ -169,7 +163,7 @@ static void compare(const char *from, const golden *g, const uint32_t *ids)
         rows[i] = relative(row_deviation(logits, exact_row, columns, g->stride));
         rows_of_hf[i] = relative(row_deviation(own_row, exact_row, columns, 1));
     }
-    check(kvf_transformer_check(r.model.transformer, NULL), NULL);
+    assert_int_equal(kvf_transformer_check(r.model.transformer, NULL), KVF_OK);
     const kvf_dtype dtype = r.model.model.dtype;
     if (g->said) /* so that the tolerance is that of the weights */
         assert_int_equal(dtype, KVF_FP32);
@@ -228,7 +222,7 @@ static void compare_random(void **state)
         write_config(directory, config, g->said, g->instead);
     kvf_model_config model;
     kvf_error error;
-    check(kvf_model_config_read(directory, &model, &error), &error);
+    fixture_must(kvf_model_config_read(directory, &model, &error), &error);
     uint32_t ids[256];
     random_stream stream = random_stream_of("ids");
     for (uint32_t i = 0; i < g->prompt + STEPS; i++)

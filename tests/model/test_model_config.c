@@ -104,8 +104,7 @@ static kvf_status parse_fields(const config_fields *fields, const char *generati
 static void expect_ok(const config_fields *fields, kvf_model_config *config)
 {
     kvf_error error = {0};
-    if (parse_fields(fields, NULL, config, &error) != KVF_OK)
-        fail_msg("%s", error.text);
+    fixture_must(parse_fields(fields, NULL, config, &error), &error);
 }
 
 static void reads_llama(void **state)

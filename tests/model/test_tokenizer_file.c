@@ -47,8 +47,7 @@ static kvf_tokenizer *open_parts(const file_parts *p)
 {
     kvf_tokenizer *tokenizer;
     kvf_error error = {0};
-    if (parse_parts(p, &tokenizer, &error) != KVF_OK)
-        fail_msg("%s", error.text);
+    fixture_must(parse_parts(p, &tokenizer, &error), &error);
     return tokenizer;
 }
 
@@ -57,8 +56,8 @@ static void expect_ids(const kvf_tokenizer *tokenizer, const char *text, bool ad
 {
     kvf_token_ids ids = {0};
     kvf_error error = {0};
-    if (kvf_tokenizer_encode(tokenizer, text, strlen(text), add_special, &ids, &error) != KVF_OK)
-        fail_msg("%s", error.text);
+    fixture_must(kvf_tokenizer_encode(tokenizer, text, strlen(text), add_special, &ids, &error),
+                 &error);
     assert_int_equal(ids.count, count);
     assert_memory_equal(ids.ids, expected, count * sizeof *expected);
     kvf_token_ids_free(&ids);
@@ -230,8 +229,7 @@ static void follows_the_flags(void **state)
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         write_framed(directory, cases[i].post);
         fixture_write_text(directory, "tokenizer_config.json", cases[i].config);
-        if (kvf_tokenizer_open(directory, &t, &error) != KVF_OK)
-            fail_msg("%s", error.text);
+        fixture_must(kvf_tokenizer_open(directory, &t, &error), &error);
         expect_ids(t, "a", true, cases[i].count, cases[i].ids);
         expect_ids(t, "a", false, 1, (uint32_t[]){0});
         if (!strstr(kvf_tokenizer_note(t), cases[i].note) ||
