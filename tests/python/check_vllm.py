@@ -21,7 +21,7 @@ import unittest
 import unittest.mock
 
 from vllm_case import Case, main, stock, vllm_alone
-from vllm_engine import (COMPILED, DRAFTS, FOLDER, FULL, NEW, Engine, adapters, answer, beginnings, capped_model,
+from vllm_engine import (COMPILED, DRAFTS, FOLDER, FULL, NEW, PER_KIND, Engine, adapters, answer, beginnings, capped_model,
                          drafting_model, linear_model, looped_model, mamba_model, narrow_model, pictured_model,
                          poisoned_model, prompts, sinks_model, three_answers, variant, windowed_model)
 
@@ -78,10 +78,6 @@ class SameTokens(Case):
         self.assertGreater(told["vllm:spec_decode_num_accepted_tokens"], 0)
         self.assertGreater(told["vllm:spec_decode_num_draft_tokens"],
                            told["vllm:spec_decode_num_accepted_tokens"])
-
-    def test_compiled(self):
-        engine = self.ours([answer(prompts())], **COMPILED)
-        self.assertEqual(engine.results[0]["tokens"], stock())
 
     def test_two_ranks(self):
         """Heads over two processes, then layers."""
@@ -198,10 +194,17 @@ class Windows(Case):
         """Chunks, and a prompt of more than a block of ours that comes again."""
         long = (prompts()[-1] * 3)[:1500]
         if ours is not None:
-            changes.update(attention_config={"backend_per_kind": {"full_attention": "CUSTOM"}},
-                           additional_config={"kvferry": ours})
+            changes.update(PER_KIND, additional_config={"kvferry": ours})
         return self.ran(Engine([answer(prompts()), answer([long]), answer([long])], model=self.model,
                                max_num_batched_tokens=256, **changes))
+
+    def select(self, **ours):
+        """Within a budget, with pages that are copied and with pages that are read in place."""
+        told = [self.ask({"budget": 128, "local_tokens": 32, "host_memory": "512MiB", "transfer": transfer, **ours},
+                         num_gpu_blocks_override=None) for transfer in ("mapped", "direct")]
+        self.assertEqual(told[0].results, told[1].results)
+        self.assertGreater(told[0].summed("page_hits"), 1000)
+        return told
 
     def test_other_layers_are_vllm_s(self):
         self.model = windowed_model()
@@ -212,19 +215,14 @@ class Windows(Case):
         self.assertIn("300 blocks of 1024, 307200 tokens fit where other layers take no block", full.log)
         new = [len(ids) for ids in prompts()] + [1500, 1500 - 1024]
         self.assertEqual(full.summed("tokens_put"), 2 * sum(n + NEW - 1 for n in new)) # of two layers
-        ours = {"budget": 128, "local_tokens": 32, "host_memory": "512MiB"}
-        told = [self.ask({**ours, "transfer": transfer}, num_gpu_blocks_override=None)
-                for transfer in ("mapped", "direct")]
-        self.assertEqual(told[0].results, told[1].results)
-        self.assertGreater(told[0].summed("page_hits"), 1000)
+        self.select()
 
     def test_how_much_of_a_prefix_is_found(self):
         """A gpt-oss: whole blocks of ours are found, which have 32 or 16 times the tokens of vLLM's own."""
         long = (prompts()[-1] * 6)[:2750]
-        changes = {"model": sinks_model(), "attention_backend": None, "max_model_len": 4096}
+        changes = {"model": sinks_model(), "max_model_len": 4096}
         alone = self.ran(Engine([answer([long])] * 2, **changes))
-        changes["attention_config"] = {"backend_per_kind": {"full_attention": "CUSTOM"}}
-        told = [self.ran(Engine([answer([long])] * 2, {"budget": 4096}, dtype=dtype, **changes)) for dtype in ("float32", "bfloat16")]
+        told = [self.ran(Engine([answer([long])] * 2, {"budget": 4096}, dtype=dtype, **changes, **PER_KIND)) for dtype in ("float32", "bfloat16")]
         self.assertEqual([one["tokens"] for one in told[0].results], [one["tokens"] for one in alone.results])
         self.assertEqual([engine.results[1]["cached"] for engine in (alone, *told)], [[2720], [2048], [2560]])
 
@@ -239,17 +237,13 @@ class Windows(Case):
         for second in (False, True):
             self.assertEqual([one["tokens"] for one in told[2.0, True, second]],
                              [one["tokens"] for one in told[2.0, False, False]])
-        small = [self.ask({"budget": 128, "local_tokens": 32, "host_memory": "512MiB", "transfer": transfer},
-                          num_gpu_blocks_override=None) for transfer in ("mapped", "direct")]
-        self.assertEqual(small[0].results, small[1].results)
-        self.assertGreater(small[0].summed("page_hits"), 1000)
+        self.select()
 
     def test_new_sinks(self):
         """Weights may come in place, which no layer processes."""
         calls = [answer(prompts()), ("new_sinks", [], {}), ("reset", [], {}), answer(prompts())]
-        settings = {"model": sinks_model(), "attention_backend": None}
-        alone = self.ran(Engine(calls, **settings))
-        ours = self.ours(calls, attention_config={"backend_per_kind": {"full_attention": "CUSTOM"}}, **settings)
+        alone = self.ran(Engine(calls, model=sinks_model()))
+        ours = self.ours(calls, model=sinks_model(), **PER_KIND)
         self.assertEqual(ours.results, alone.results)
         self.assertNotEqual(*alone.results[::3])
 
@@ -258,19 +252,15 @@ class Windows(Case):
         self.model = looped_model()
         alone, full = self.ask(None), self.ask({"budget": FULL})
         self.assertEqual([one["tokens"] for one in full.results], [one["tokens"] for one in alone.results])
-        small = [self.ask({"budget": 128, "local_tokens": 32, "host_memory": "512MiB", "transfer": transfer},
-                          num_gpu_blocks_override=None) for transfer in ("mapped", "direct")]
-        self.assertEqual(small[0].results, small[1].results)
-        self.assertGreater(small[0].summed("page_hits"), 1000)
+        self.select()
 
     def test_text_of_a_model_for_images(self):
         """With the option that the refusal names tokens are vLLM's."""
         whole = {"skip_tokenizer_init": False, "model": pictured_model()}
         text = {**whole, "language_model_only": True}
         alone = self.ran(Engine([answer(prompts())], **text))
-        per_kind = {"attention_backend": None, "attention_config": {"backend_per_kind": {"full_attention": "CUSTOM"}}}
-        engine = self.ran(Engine([answer(prompts())], {"budget": FULL}, refused=[whole, {**whole, **per_kind}],
-                                 **text, **per_kind))
+        engine = self.ran(Engine([answer(prompts())], {"budget": FULL}, refused=[whole, {**whole, **PER_KIND}],
+                                 **text, **PER_KIND))
         self.assertEqual(engine.results[0]["tokens"], alone.results[0]["tokens"])
         for told in engine.refused:
             self.assertIn("serve text alone by --language-model-only", told)
@@ -280,13 +270,8 @@ class Windows(Case):
         self.model = windowed_model()
         mask = os.path.join(FOLDER.name, "windowed.tsv")
         write_mask(mask, ["1111"] * 3 + ["1220"] + ["1111"] * 3 + ["0212"])
-        told = [self.ask({"budget": 128, "local_tokens": 32, "host_memory": "512MiB", "head_mask": mask,
-                          "streaming_recent": 64, "transfer": transfer, "verify_interval": every},
-                         num_gpu_blocks_override=None)
-                for transfer, every in (("mapped", 2), ("direct", 0))]
-        self.assertEqual(told[0].results, told[1].results)
+        told = self.select(head_mask=mask, streaming_recent=64, verify_interval=2)
         self.assertIn("of the heads 25% hot, 50% coarse, 25% streaming", told[0].log)
-        self.assertGreater(told[0].summed("page_hits"), 1000)
         verified = told[0].summed("heads_verified") # of each layer three KV heads, which have two each
         self.assertTrue(verified > 0 and verified % (2 * 6) == 0)
         self.assertTrue(0.1 < told[0].summed("recall") / verified < 0.9999)
@@ -785,13 +770,9 @@ class Refusals(Case):
             "a sliding window: leave them to vLLM by --attention-config": {
                 "model": windowed_model(), "load_format": "dummy"},
             "that see everything in several groups": {
-                "model": windowed_model(1), "attention_backend": None, "load_format": "dummy",
-                "attention_config": {"backend_per_kind": {"full_attention": "CUSTOM"}}},
-            "no setting budgets: did you mean budget": {
-                "additional_config": {"kvferry": {"budgets": 5}}},
+                "model": windowed_model(1), "load_format": "dummy", **PER_KIND},
             "no disk: a block may be any request's next": {
                 "additional_config": {"kvferry": {"disk": "/tmp"}}},
-            "head_mask = /nowhere: ": {"additional_config": {"kvferry": {"head_mask": "/nowhere"}}},
             "select = hybrid: blocks of the caller take dynamic": {
                 "additional_config": {"kvferry": {"select": "hybrid"}}},
             "num_gpu_blocks_override = 301: so many blocks take 37.8 MiB of host_memory, which is 16.0 MiB": {
@@ -813,7 +794,7 @@ class Refusals(Case):
         write_mask(mask, ["1222"] * 4)
         kvferry = {"additional_config": {"kvferry": {"budget": FULL}}}
         wanted = {
-            "no setting budgets": {"additional_config": {"kvferry": {"budgets": 5}}},
+            "no setting budgets: did you mean budget": {"additional_config": {"kvferry": {"budgets": 5}}},
             "budget_tokens = 5: at least": {"additional_config": {"kvferry": {"budget": 5}}},
             "head_mask = /nowhere: ": {"additional_config": {"kvferry": {"head_mask": "/nowhere"}}},
             "head_dim = 72: ": {"model": variant("head 72", head_dim=72, num_attention_heads=4), **kvferry},
@@ -843,27 +824,23 @@ class Refusals(Case):
 
     def test_a_model_without_a_layer_for_it(self):
         """All layers see a window, and are left to vLLM; none has keys; nothing was asked to be kvferry's."""
-        per_kind = {"attention_backend": None,
-                    "attention_config": {"backend_per_kind": {"full_attention": "CUSTOM"}}}
         narrow, _ = narrow_model(32)
         windows = variant("windows", architectures=["MistralForCausalLM"], model_type="mistral", sliding_window=64)
         self.refused({
             "models whose layers all have a sliding window: take another model": {"model": windows, "load_format": "dummy"},
             "no layer of this model is kvferry's: CPU_ATTN has some; leave CUSTOM out": {
-                "model": windows, "load_format": "dummy", **per_kind},
+                "model": windows, "load_format": "dummy", **PER_KIND},
             "no layer of this model is kvferry's: ": {"model": mamba_model(), "load_format": "dummy"},
             "layers with a window on a CPU whose values are narrower than keys: vLLM's own attention for them needs "
             "Triton; take another model": {"model": narrow, "load_format": "dummy"},
-            "a CPU whose values are narrower": {"model": narrow, "load_format": "dummy", **per_kind},
+            "a CPU whose values are narrower": {"model": narrow, "load_format": "dummy", **PER_KIND},
             "no layer is to be its: add --attention-backend CUSTOM": {"attention_backend": None, "load_format": "dummy"}})
 
     def test_no_advice_leads_to_another_refusal(self):
         """Where layers with a window are beside others that are refused, these are what is named."""
-        per_kind = {"attention_backend": None,
-                    "attention_config": {"backend_per_kind": {"full_attention": "CUSTOM"}}}
         text = "kv_sharing_fast_prefill: layers that share keys see every token of a prompt"
         asked = {"model": windowed_model(), "load_format": "dummy", "kv_sharing_fast_prefill": True}
-        self.refused({text: asked, text[:-1]: {**asked, **per_kind}})
+        self.refused({text: asked, text[:-1]: {**asked, **PER_KIND}})
 
     def test_a_checkpoint_says_the_type_of_a_cache(self):
         """`auto` is that type then, and scales per head are no reason against the value that is named."""

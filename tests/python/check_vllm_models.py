@@ -63,8 +63,7 @@ INTERPRETED = ("MiMoV2FlashForCausalLM",)
 TOGETHER = 8 # families in a process
 # Advice of refusals: words of it, settings, and words of the table.
 ADVICE = (
-    ("backend_per_kind", {"attention_backend": None,
-                          "attention_config": {"backend_per_kind": {"full_attention": "CUSTOM"}}},
+    ("backend_per_kind", vllm_engine.PER_KIND,
      "by `backend_per_kind`, windows by vLLM"),
 )
 # Beginnings of prompts are found in steps of so many tokens, in blocks of any size.

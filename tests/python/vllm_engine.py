@@ -19,27 +19,29 @@ FULL = 2048
 LIMIT = 900 # seconds for an engine, on a machine that does other things
 FOLDER = tempfile.TemporaryDirectory(prefix="kvferry-vllm-")
 COMPILED = {"enforce_eager": False, "compilation_config": {"mode": 2, "backend": "eager"}}
+# Random models, but for what makes them what they are.
+SHAPE = {"vocab_size": VOCABULARY, "hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 4,
+         "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 32, "max_position_embeddings": FULL,
+         "pad_token_id": 0, "eos_token_id": None, "bos_token_id": 1}
+PER_KIND = {"attention_backend": None, "attention_config": {"backend_per_kind": {"full_attention": "CUSTOM"}}}
 DRAFTS = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3,
           "prompt_lookup_min": 1}
 
 
-def make_model(folder):
-    """A random Llama, and variants of its configuration that are refused."""
-    import torch
-    import transformers
-    torch.manual_seed(7)
-    config = transformers.LlamaConfig(
-        vocab_size=VOCABULARY, hidden_size=256, intermediate_size=256, num_hidden_layers=4,
-        num_attention_heads=8, num_key_value_heads=4, head_dim=32, max_position_embeddings=FULL,
-        pad_token_id=0, eos_token_id=None, bos_token_id=1)
-    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+def saved(model, name):
+    """The folder of a model."""
+    folder = os.path.join(FOLDER.name, name)
+    model.save_pretrained(folder)
+    return folder
 
 
 @functools.lru_cache(maxsize=None)
 def small_model():
-    folder = os.path.join(FOLDER.name, "small")
-    make_model(folder)
-    return folder
+    """A random Llama."""
+    import torch
+    import transformers
+    torch.manual_seed(7)
+    return saved(transformers.LlamaForCausalLM(transformers.LlamaConfig(**SHAPE)), "small")
 
 
 def variant(name, base=None, **fields):
@@ -58,15 +60,10 @@ def windowed_model(windows=3):
     import torch
     import transformers
     torch.manual_seed(7)
-    config = transformers.Gemma3TextConfig(
-        vocab_size=VOCABULARY, hidden_size=256, intermediate_size=256, num_hidden_layers=8,
-        num_attention_heads=8, num_key_value_heads=4, head_dim=32, query_pre_attn_scalar=32,
-        max_position_embeddings=FULL, sliding_window=64, pad_token_id=0, eos_token_id=None,
-        bos_token_id=1, layer_types=(["sliding_attention"] * windows
-                                     + ["full_attention"] * (4 - windows)) * 2)
-    folder = os.path.join(FOLDER.name, "windowed%d" % windows)
-    transformers.Gemma3ForCausalLM(config).save_pretrained(folder)
-    return folder
+    config = transformers.Gemma3TextConfig(**{
+        **SHAPE, "num_hidden_layers": 8, "query_pre_attn_scalar": 32, "sliding_window": 64,
+        "layer_types": (["sliding_attention"] * windows + ["full_attention"] * (4 - windows)) * 2})
+    return saved(transformers.Gemma3ForCausalLM(config), "windowed%d" % windows)
 
 
 def capped_model(cap):
@@ -75,17 +72,11 @@ def capped_model(cap):
     import transformers
     import tiny_models
     torch.manual_seed(7)
-    config = transformers.Gemma2Config(
-        vocab_size=VOCABULARY, hidden_size=256, intermediate_size=256, num_hidden_layers=4,
-        num_attention_heads=8, num_key_value_heads=4, head_dim=32, query_pre_attn_scalar=32,
-        max_position_embeddings=FULL, sliding_window=64, attn_logit_softcapping=cap, pad_token_id=0,
-        eos_token_id=None, bos_token_id=1)
-    folder = os.path.join(FOLDER.name, "capped%s" % cap)
+    config = transformers.Gemma2Config(**SHAPE, query_pre_attn_scalar=32, sliding_window=64, attn_logit_softcapping=cap)
     model = tiny_models.fill(transformers.Gemma2ForCausalLM(config), 7)
     with torch.no_grad():
         model.model.embed_tokens.weight.mul_(1 / 64) # or a token is followed by itself, whatever attention says
-    model.save_pretrained(folder)
-    return folder
+    return saved(model, "capped%s" % cap)
 
 
 def adapters(count):
@@ -126,19 +117,15 @@ def looped_model():
 def sinks_model():
     """A random gpt-oss."""
     import tiny_models
-    folder = os.path.join(FOLDER.name, "sinks")
-    tiny_models.make("GptOssForCausalLM", 7).save_pretrained(folder)
-    return folder
+    return saved(tiny_models.make("GptOssForCausalLM", 7), "sinks")
 
 
 def drafting_model():
     """A random Ernie 4.5, whose checkpoints have a layer for drafts."""
     import tiny_models
-    folder = os.path.join(FOLDER.name, "drafting")
     model = tiny_models.make("Ernie4_5_MoeForCausalLM", 7)
     model.config.num_nextn_predict_layers = 1
-    model.save_pretrained(folder)
-    return folder
+    return saved(model, "drafting")
 
 
 def pictured_model():
@@ -146,10 +133,8 @@ def pictured_model():
     import tokenizers
     import transformers
     import tiny_models
-    folder = os.path.join(FOLDER.name, "pictured")
     model = tiny_models.make("Gemma3ForConditionalGeneration", 7)
-    model.save_pretrained(folder)
-    config = model.config
+    folder, config = saved(model, "pictured"), model.config
     words = {"\n" * (i - 3) if 4 <= i < 8 else "w%d" % i: i for i in range(tiny_models.VOCABULARY)}
     tokenizer = transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w3")), unk_token="w3",
@@ -167,18 +152,15 @@ def linear_model():
     import torch
     import transformers
     import tiny_models
-    config = transformers.GraniteMoeHybridConfig(
-        vocab_size=VOCABULARY, hidden_size=256, intermediate_size=256, num_hidden_layers=8,
-        num_attention_heads=8, num_key_value_heads=4, max_position_embeddings=FULL, pad_token_id=0,
-        eos_token_id=None, bos_token_id=1, position_embedding_type="rope", mamba_n_heads=8,
-        mamba_d_head=64, mamba_d_state=16, mamba_n_groups=1, num_local_experts=0,
-        shared_intermediate_size=256, layer_types=(["mamba"] * 3 + ["attention"]) * 2)
-    folder = os.path.join(FOLDER.name, "linear")
+    shape = {name: value for name, value in SHAPE.items() if name != "head_dim"}
+    config = transformers.GraniteMoeHybridConfig(**{
+        **shape, "num_hidden_layers": 8, "position_embedding_type": "rope", "mamba_n_heads": 8, "mamba_d_head": 64,
+        "mamba_d_state": 16, "mamba_n_groups": 1, "num_local_experts": 0, "shared_intermediate_size": 256,
+        "layer_types": (["mamba"] * 3 + ["attention"]) * 2})
     model = tiny_models.fill(transformers.GraniteMoeHybridForCausalLM(config), 7)
     with torch.no_grad():
         model.model.embed_tokens.weight.mul_(1 / 64) # or a token is followed by itself, whatever attention says
-    model.save_pretrained(folder)
-    return folder
+    return saved(model, "linear")
 
 
 def name_fields(config):
@@ -200,23 +182,18 @@ def name_fields(config):
 def narrow_model(values, kinds=("sliding_attention", "full_attention")):
     """A random MiMo-V2 with keys of 64 elements, its folder and the model of Transformers."""
     import tiny_models
-    folder = os.path.join(FOLDER.name, "narrow %d of %s" % (values, "_".join(kinds)))
     tiny_models.VARIANTS["narrow"] = "MiMoV2FlashForCausalLM", {
         "head_dim": 64, "v_head_dim": values, "layer_types": list(kinds) * 2}
     model = tiny_models.make("narrow", 7)
     name_fields(model.config)
-    model.save_pretrained(folder)
-    return folder, model
+    return saved(model, "narrow %d of %s" % (values, "_".join(kinds))), model
 
 
 def mamba_model():
     """A Mamba, without weights."""
     import transformers
-    folder = os.path.join(FOLDER.name, "mamba")
-    transformers.MambaConfig(architectures=["MambaForCausalLM"], vocab_size=VOCABULARY, hidden_size=256,
-                             num_hidden_layers=2, pad_token_id=0, eos_token_id=None,
-                             bos_token_id=1).save_pretrained(folder)
-    return folder
+    return saved(transformers.MambaConfig(architectures=["MambaForCausalLM"], vocab_size=VOCABULARY, hidden_size=256,
+                                          num_hidden_layers=2, pad_token_id=0, eos_token_id=None, bos_token_id=1), "mamba")
 
 
 def poisoned_model(token):
