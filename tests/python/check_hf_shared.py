@@ -9,7 +9,6 @@ usage: check_hf_shared.py [TEST...]
 import copy
 import os
 import tempfile
-import unittest
 
 import check_hf  # ends here where there is no torch
 import torch

@@ -8,7 +8,6 @@ import contextlib
 import io
 import json
 import os
-import random
 import re
 import tempfile
 import types
@@ -20,7 +19,7 @@ import kvferry
 from kvferry import _planner as planner
 from kvferry.vllm import __main__ as calculator
 from kvferry.vllm import admit as admission
-from kvferry.vllm import estimate, heads, memory, options
+from kvferry.vllm import estimate, memory, options
 
 GIB = 1 << 30
 LLAMA_8B = dict(hidden_size=4096, intermediate_size=14336, num_attention_heads=32, num_key_value_heads=8,
