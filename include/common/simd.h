@@ -40,6 +40,55 @@
 typedef int32_t vi __attribute__((vector_size(4 * VF_LANES)));
 typedef uint32_t vu __attribute__((vector_size(4 * VF_LANES)));
 
+KVF_ALWAYS_INLINE vf vf_zero(void)
+{
+    return (vf){0};
+}
+
+/* By a difference, which leaves -0 as it is. */
+KVF_ALWAYS_INLINE vf vf_set(float x)
+{
+    return x - (vf){0};
+}
+
+KVF_ALWAYS_INLINE vf vf_load(const float *p)
+{
+    vf x;
+    memcpy(&x, p, sizeof x);
+    return x;
+}
+
+KVF_ALWAYS_INLINE void vf_store(float *p, vf x)
+{
+    memcpy(p, &x, sizeof x);
+}
+
+KVF_ALWAYS_INLINE vf vf_add(vf a, vf b)
+{
+    return a + b;
+}
+
+KVF_ALWAYS_INLINE vf vf_sub(vf a, vf b)
+{
+    return a - b;
+}
+
+KVF_ALWAYS_INLINE vf vf_mul(vf a, vf b)
+{
+    return a * b;
+}
+
+KVF_ALWAYS_INLINE vf vf_abs(vf a)
+{
+    return (vf)((vu)a & 0x7fffffffu);
+}
+
+/* 2^n as a float, for the n that was rounded by adding VF_ROUND; n = -127 gives zero. */
+KVF_ALWAYS_INLINE vf vf_power_of_two(vf shifted)
+{
+    return (vf)((vu)shifted << 23);
+}
+
 KVF_ALWAYS_INLINE vu vu_set(uint32_t x)
 {
     return (vu){0} + x;
@@ -90,6 +139,12 @@ typedef struct vf2 {
     vf b;
 } vf2;
 
+/* Pairs of bf16: even elements, then odd ones. */
+KVF_ALWAYS_INLINE vf2 vf_split_bf16(vu x)
+{
+    return (vf2){(vf)(x << 16), (vf)(x & 0xffff0000u)};
+}
+
 /* Elements i .. i + VF_LANES - 1 in order. */
 KVF_ALWAYS_INLINE vf vf_load_as(const void *base, kvf_dtype dtype, size_t i)
 {
@@ -99,6 +154,19 @@ KVF_ALWAYS_INLINE vf vf_load_as(const void *base, kvf_dtype dtype, size_t i)
         return vf_load_bf16((const uint16_t *)base + i);
     return vf_load_fp16((const uint16_t *)base + i);
 }
+
+#if VF_TRANSPOSE == VF_LANES
+/* Columns i .. i + VF_TRANSPOSE - 1 of VF_TRANSPOSE rows of keys: to[c * stride + r] is of row r.
+ */
+KVF_ALWAYS_INLINE void vf_transpose_keys(float *to, size_t stride, const void *const *rows,
+                                         kvf_dtype dtype, size_t i)
+{
+    vf row[VF_TRANSPOSE];
+    for (uint32_t r = 0; r < VF_TRANSPOSE; r++)
+        row[r] = vf_load_as(rows[r], dtype, i);
+    vf_transpose(to, stride, row);
+}
+#endif
 
 /*
  * Elements i .. i + VF_PAIR - 1 in paired order, of which the first `left` exist. head_dim is a
@@ -111,7 +179,7 @@ KVF_ALWAYS_INLINE vf2 vf_load2(const void *base, kvf_dtype dtype, size_t i, uint
     if (left < VF_PAIR) {
         vf2 half = {.b = vf_zero()};
         if (dtype == KVF_BF16)
-            vf_load_bf16_half((const uint16_t *)base + i, &half.a, &half.b);
+            half = vf_split_bf16((vu)vf_half_bf16((const uint16_t *)base + i));
         else
             half.a = vf_load_as(base, dtype, i);
         return half;
@@ -120,10 +188,8 @@ KVF_ALWAYS_INLINE vf2 vf_load2(const void *base, kvf_dtype dtype, size_t i, uint
     (void)left;
 #endif
     vf2 x;
-    if (dtype == KVF_BF16) {
-        vf_load_bf16_split((const uint16_t *)base + i, &x.a, &x.b);
-        return x;
-    }
+    if (dtype == KVF_BF16)
+        return vf_split_bf16(vu_load((const uint16_t *)base + i));
     x.a = vf_load_as(base, dtype, i);
     x.b = vf_load_as(base, dtype, i + VF_LANES);
     return x;

@@ -11,41 +11,6 @@
 
 typedef __m256 vf;
 
-KVF_ALWAYS_INLINE vf vf_zero(void)
-{
-    return _mm256_setzero_ps();
-}
-
-KVF_ALWAYS_INLINE vf vf_set(float x)
-{
-    return _mm256_set1_ps(x);
-}
-
-KVF_ALWAYS_INLINE vf vf_load(const float *p)
-{
-    return _mm256_loadu_ps(p);
-}
-
-KVF_ALWAYS_INLINE void vf_store(float *p, vf x)
-{
-    _mm256_storeu_ps(p, x);
-}
-
-KVF_ALWAYS_INLINE vf vf_add(vf a, vf b)
-{
-    return _mm256_add_ps(a, b);
-}
-
-KVF_ALWAYS_INLINE vf vf_sub(vf a, vf b)
-{
-    return _mm256_sub_ps(a, b);
-}
-
-KVF_ALWAYS_INLINE vf vf_mul(vf a, vf b)
-{
-    return _mm256_mul_ps(a, b);
-}
-
 KVF_ALWAYS_INLINE vf vf_fma(vf a, vf b, vf c)
 {
     return _mm256_fmadd_ps(a, b, c);
@@ -66,11 +31,6 @@ KVF_ALWAYS_INLINE vf vf_sqrt(vf a)
     return _mm256_sqrt_ps(a);
 }
 
-KVF_ALWAYS_INLINE vf vf_abs(vf a)
-{
-    return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a);
-}
-
 /* Bit i is set iff a_i >= b_i; never for NaN. */
 KVF_ALWAYS_INLINE uint32_t vf_bits_ge(vf a, vf b)
 {
@@ -81,13 +41,6 @@ KVF_ALWAYS_INLINE vf vf_load_bf16(const uint16_t *p)
 {
     __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(const void *)p));
     return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
-}
-
-KVF_ALWAYS_INLINE void vf_load_bf16_split(const uint16_t *p, vf *even, vf *odd)
-{
-    __m256i x = _mm256_loadu_si256((const __m256i *)(const void *)p);
-    *even = _mm256_castsi256_ps(_mm256_slli_epi32(x, 16));
-    *odd = _mm256_castsi256_ps(_mm256_and_si256(x, _mm256_set1_epi32((int)0xffff0000u)));
 }
 
 KVF_ALWAYS_INLINE vf vf_load_i8(const int8_t *p)
@@ -140,16 +93,9 @@ KVF_ALWAYS_INLINE vf vf_add_pairs(vf a, vf b)
     return _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(x), 0xd8));
 }
 
-/* 2^n as a float, for the n that was rounded by adding VF_ROUND; n = -127 gives zero. */
-KVF_ALWAYS_INLINE vf vf_power_of_two(vf shifted)
-{
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(shifted), 23));
-}
-
 #define VF_TRANSPOSE 8u
 
-/* to[i * stride + j] = row[j][i] for VF_TRANSPOSE rows and columns. */
-KVF_ALWAYS_INLINE void vf_transpose(float *to, size_t stride, const vf row[8])
+KVF_ALWAYS_INLINE void vf_transpose(float *to, size_t stride, vf row[8])
 {
     vf a[8], b[8];
     for (int i = 0; i < 4; i++) {
@@ -168,18 +114,6 @@ KVF_ALWAYS_INLINE void vf_transpose(float *to, size_t stride, const vf row[8])
     }
 }
 
-KVF_ALWAYS_INLINE vf vf_load_as(const void *base, kvf_dtype dtype, size_t i);
-
-/* Columns i .. i + VF_TRANSPOSE - 1 of VF_TRANSPOSE rows of keys, transposed. */
-KVF_ALWAYS_INLINE void vf_transpose_keys(float *to, size_t stride, const void *const *rows,
-                                         kvf_dtype dtype, size_t i)
-{
-    vf row[8];
-    for (int r = 0; r < 8; r++)
-        row[r] = vf_load_as(rows[r], dtype, i);
-    vf_transpose(to, stride, row);
-}
-
 /* 64 bytes past the cache; both ends are 64-byte aligned at least on the storing side. */
 #define VF_STREAMS 1
 KVF_ALWAYS_INLINE void vf_stream64(void *to, const void *from)
@@ -189,11 +123,6 @@ KVF_ALWAYS_INLINE void vf_stream64(void *to, const void *from)
     __m256i x = _mm256_loadu_si256(f), y = _mm256_loadu_si256(f + 1);
     _mm256_stream_si256(t, x);
     _mm256_stream_si256(t + 1, y);
-}
-
-KVF_ALWAYS_INLINE void vf_stream_fence(void)
-{
-    _mm_sfence();
 }
 
 #endif

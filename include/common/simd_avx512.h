@@ -13,41 +13,6 @@
 
 typedef __m512 vf;
 
-KVF_ALWAYS_INLINE vf vf_zero(void)
-{
-    return _mm512_setzero_ps();
-}
-
-KVF_ALWAYS_INLINE vf vf_set(float x)
-{
-    return _mm512_set1_ps(x);
-}
-
-KVF_ALWAYS_INLINE vf vf_load(const float *p)
-{
-    return _mm512_loadu_ps(p);
-}
-
-KVF_ALWAYS_INLINE void vf_store(float *p, vf x)
-{
-    _mm512_storeu_ps(p, x);
-}
-
-KVF_ALWAYS_INLINE vf vf_add(vf a, vf b)
-{
-    return _mm512_add_ps(a, b);
-}
-
-KVF_ALWAYS_INLINE vf vf_sub(vf a, vf b)
-{
-    return _mm512_sub_ps(a, b);
-}
-
-KVF_ALWAYS_INLINE vf vf_mul(vf a, vf b)
-{
-    return _mm512_mul_ps(a, b);
-}
-
 KVF_ALWAYS_INLINE vf vf_fma(vf a, vf b, vf c)
 {
     return _mm512_fmadd_ps(a, b, c);
@@ -68,11 +33,6 @@ KVF_ALWAYS_INLINE vf vf_sqrt(vf a)
     return _mm512_sqrt_ps(a);
 }
 
-KVF_ALWAYS_INLINE vf vf_abs(vf a)
-{
-    return _mm512_andnot_ps(_mm512_set1_ps(-0.0f), a);
-}
-
 KVF_ALWAYS_INLINE uint32_t vf_bits_ge(vf a, vf b)
 {
     return (uint32_t)_mm512_cmp_ps_mask(a, b, _CMP_GE_OQ);
@@ -84,22 +44,11 @@ KVF_ALWAYS_INLINE vf vf_load_bf16(const uint16_t *p)
     return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
 }
 
-KVF_ALWAYS_INLINE void vf_split_bf16(__m512i x, vf *even, vf *odd)
-{
-    *even = _mm512_castsi512_ps(_mm512_slli_epi32(x, 16));
-    *odd = _mm512_castsi512_ps(_mm512_and_si512(x, _mm512_set1_epi32((int)0xffff0000u)));
-}
-
-KVF_ALWAYS_INLINE void vf_load_bf16_split(const uint16_t *p, vf *even, vf *odd)
-{
-    vf_split_bf16(_mm512_loadu_si512(p), even, odd);
-}
-
-/* Sixteen elements in paired order, zeros after them. */
-KVF_ALWAYS_INLINE void vf_load_bf16_half(const uint16_t *p, vf *even, vf *odd)
+/* Sixteen elements, zeros after them. */
+KVF_ALWAYS_INLINE __m512i vf_half_bf16(const uint16_t *p)
 {
     __m256i x = _mm256_loadu_si256((const __m256i *)(const void *)p);
-    vf_split_bf16(_mm512_inserti64x4(_mm512_setzero_si512(), x, 0), even, odd);
+    return _mm512_inserti64x4(_mm512_setzero_si512(), x, 0);
 }
 
 KVF_ALWAYS_INLINE vf vf_load_i8(const int8_t *p)
@@ -166,11 +115,6 @@ KVF_ALWAYS_INLINE vf vf_add_pairs(vf a, vf b)
     return _mm512_add_ps(_mm512_permutex2var_ps(a, even, b), _mm512_permutex2var_ps(a, odd, b));
 }
 
-KVF_ALWAYS_INLINE vf vf_power_of_two(vf shifted)
-{
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(shifted), 23));
-}
-
 #define VF_HAVE_SCALE 1
 
 /* x - floor(x); 0 for -infinity. */
@@ -233,11 +177,6 @@ KVF_ALWAYS_INLINE vf vh_dot(vh a, vh b, vf c)
 KVF_ALWAYS_INLINE void vf_stream64(void *to, const void *from)
 {
     _mm512_stream_si512(to, _mm512_loadu_si512(from));
-}
-
-KVF_ALWAYS_INLINE void vf_stream_fence(void)
-{
-    _mm_sfence();
 }
 
 #endif

@@ -10,41 +10,6 @@
 
 typedef float32x4_t vf;
 
-KVF_ALWAYS_INLINE vf vf_zero(void)
-{
-    return vdupq_n_f32(0.0f);
-}
-
-KVF_ALWAYS_INLINE vf vf_set(float x)
-{
-    return vdupq_n_f32(x);
-}
-
-KVF_ALWAYS_INLINE vf vf_load(const float *p)
-{
-    return vld1q_f32(p);
-}
-
-KVF_ALWAYS_INLINE void vf_store(float *p, vf x)
-{
-    vst1q_f32(p, x);
-}
-
-KVF_ALWAYS_INLINE vf vf_add(vf a, vf b)
-{
-    return vaddq_f32(a, b);
-}
-
-KVF_ALWAYS_INLINE vf vf_sub(vf a, vf b)
-{
-    return vsubq_f32(a, b);
-}
-
-KVF_ALWAYS_INLINE vf vf_mul(vf a, vf b)
-{
-    return vmulq_f32(a, b);
-}
-
 KVF_ALWAYS_INLINE vf vf_fma(vf a, vf b, vf c)
 {
     return vfmaq_f32(c, a, b);
@@ -66,11 +31,6 @@ KVF_ALWAYS_INLINE vf vf_sqrt(vf a)
     return vsqrtq_f32(a);
 }
 
-KVF_ALWAYS_INLINE vf vf_abs(vf a)
-{
-    return vabsq_f32(a);
-}
-
 KVF_ALWAYS_INLINE uint32_t vf_bits_ge(vf a, vf b)
 {
     static const uint32_t weights[4] = {1, 2, 4, 8};
@@ -80,13 +40,6 @@ KVF_ALWAYS_INLINE uint32_t vf_bits_ge(vf a, vf b)
 KVF_ALWAYS_INLINE vf vf_load_bf16(const uint16_t *p)
 {
     return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p), 16));
-}
-
-KVF_ALWAYS_INLINE void vf_load_bf16_split(const uint16_t *p, vf *even, vf *odd)
-{
-    uint32x4_t x = vreinterpretq_u32_u16(vld1q_u16(p));
-    *even = vreinterpretq_f32_u32(vshlq_n_u32(x, 16));
-    *odd = vreinterpretq_f32_u32(vandq_u32(x, vdupq_n_u32(0xffff0000u)));
 }
 
 KVF_ALWAYS_INLINE vf vf_load_i8(const int8_t *p)
@@ -138,20 +91,11 @@ KVF_ALWAYS_INLINE vf vf_add_pairs(vf a, vf b)
     return vpaddq_f32(a, b);
 }
 
-KVF_ALWAYS_INLINE vf vf_power_of_two(vf shifted)
-{
-    return vreinterpretq_f32_s32(vshlq_n_s32(vreinterpretq_s32_f32(shifted), 23));
-}
-
 #define VF_TRANSPOSE 4u
 
-KVF_ALWAYS_INLINE vf vf_load_as(const void *base, kvf_dtype dtype, size_t i);
-
-KVF_ALWAYS_INLINE void vf_transpose_keys(float *to, size_t stride, const void *const *rows,
-                                         kvf_dtype dtype, size_t i)
+KVF_ALWAYS_INLINE void vf_transpose(float *to, size_t stride, vf row[4])
 {
-    float32x4x2_t a = vtrnq_f32(vf_load_as(rows[0], dtype, i), vf_load_as(rows[1], dtype, i));
-    float32x4x2_t b = vtrnq_f32(vf_load_as(rows[2], dtype, i), vf_load_as(rows[3], dtype, i));
+    const float32x4x2_t a = vtrnq_f32(row[0], row[1]), b = vtrnq_f32(row[2], row[3]);
     for (int k = 0; k < 2; k++) {
         size_t column = (size_t)k;
         vst1q_f32(to + column * stride,

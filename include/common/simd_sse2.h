@@ -11,41 +11,6 @@
 
 typedef __m128 vf;
 
-KVF_ALWAYS_INLINE vf vf_zero(void)
-{
-    return _mm_setzero_ps();
-}
-
-KVF_ALWAYS_INLINE vf vf_set(float x)
-{
-    return _mm_set1_ps(x);
-}
-
-KVF_ALWAYS_INLINE vf vf_load(const float *p)
-{
-    return _mm_loadu_ps(p);
-}
-
-KVF_ALWAYS_INLINE void vf_store(float *p, vf x)
-{
-    _mm_storeu_ps(p, x);
-}
-
-KVF_ALWAYS_INLINE vf vf_add(vf a, vf b)
-{
-    return _mm_add_ps(a, b);
-}
-
-KVF_ALWAYS_INLINE vf vf_sub(vf a, vf b)
-{
-    return _mm_sub_ps(a, b);
-}
-
-KVF_ALWAYS_INLINE vf vf_mul(vf a, vf b)
-{
-    return _mm_mul_ps(a, b);
-}
-
 /* Rounded twice: SSE2 has no fused form. */
 KVF_ALWAYS_INLINE vf vf_fma(vf a, vf b, vf c)
 {
@@ -67,11 +32,6 @@ KVF_ALWAYS_INLINE vf vf_sqrt(vf a)
     return _mm_sqrt_ps(a);
 }
 
-KVF_ALWAYS_INLINE vf vf_abs(vf a)
-{
-    return _mm_andnot_ps(_mm_set1_ps(-0.0f), a);
-}
-
 KVF_ALWAYS_INLINE uint32_t vf_bits_ge(vf a, vf b)
 {
     return (uint32_t)_mm_movemask_ps(_mm_cmpge_ps(a, b));
@@ -83,15 +43,6 @@ KVF_ALWAYS_INLINE vf vf_load_bf16(const uint16_t *p)
     return _mm_castsi128_ps(_mm_unpacklo_epi16(_mm_setzero_si128(), x));
 }
 
-KVF_ALWAYS_INLINE void vf_load_bf16_split(const uint16_t *p, vf *even, vf *odd)
-{
-    __m128i x = _mm_loadu_si128((const __m128i *)(const void *)p);
-    *even = _mm_castsi128_ps(_mm_slli_epi32(x, 16));
-    *odd = _mm_castsi128_ps(_mm_and_si128(x, _mm_set1_epi32((int)0xffff0000u)));
-}
-
-/* By bits: shifting the exponent up by 112 is a product with 2^112, which also rescales subnormals.
- */
 KVF_ALWAYS_INLINE vf vf_load_i8(const int8_t *p)
 {
     int32_t bits;
@@ -110,6 +61,8 @@ KVF_ALWAYS_INLINE __m128i vf_bytes(const uint8_t *p)
     return _mm_unpacklo_epi16(_mm_unpacklo_epi8(_mm_cvtsi32_si128(bits), none), none);
 }
 
+/* By bits: shifting the exponent up by 112 is a product with 2^112, which also rescales subnormals.
+ */
 KVF_ALWAYS_INLINE vf vf_load_fp16(const uint16_t *p)
 {
     __m128i x =
@@ -157,25 +110,13 @@ KVF_ALWAYS_INLINE vf vf_add_pairs(vf a, vf b)
     return _mm_add_ps(_mm_shuffle_ps(a, b, 0x88), _mm_shuffle_ps(a, b, 0xdd));
 }
 
-KVF_ALWAYS_INLINE vf vf_power_of_two(vf shifted)
-{
-    return _mm_castsi128_ps(_mm_slli_epi32(_mm_castps_si128(shifted), 23));
-}
-
 #define VF_TRANSPOSE 4u
 
-KVF_ALWAYS_INLINE vf vf_load_as(const void *base, kvf_dtype dtype, size_t i);
-
-KVF_ALWAYS_INLINE void vf_transpose_keys(float *to, size_t stride, const void *const *rows,
-                                         kvf_dtype dtype, size_t i)
+KVF_ALWAYS_INLINE void vf_transpose(float *to, size_t stride, vf row[4])
 {
-    vf r0 = vf_load_as(rows[0], dtype, i), r1 = vf_load_as(rows[1], dtype, i);
-    vf r2 = vf_load_as(rows[2], dtype, i), r3 = vf_load_as(rows[3], dtype, i);
-    _MM_TRANSPOSE4_PS(r0, r1, r2, r3);
-    _mm_storeu_ps(to, r0);
-    _mm_storeu_ps(to + stride, r1);
-    _mm_storeu_ps(to + 2 * stride, r2);
-    _mm_storeu_ps(to + 3 * stride, r3);
+    _MM_TRANSPOSE4_PS(row[0], row[1], row[2], row[3]);
+    for (size_t r = 0; r < 4; r++)
+        _mm_storeu_ps(to + r * stride, row[r]);
 }
 
 #define VF_STREAMS 1
@@ -189,11 +130,6 @@ KVF_ALWAYS_INLINE void vf_stream64(void *to, const void *from)
     _mm_stream_si128(t + 1, b);
     _mm_stream_si128(t + 2, c);
     _mm_stream_si128(t + 3, d);
-}
-
-KVF_ALWAYS_INLINE void vf_stream_fence(void)
-{
-    _mm_sfence();
 }
 
 #endif

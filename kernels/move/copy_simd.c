@@ -88,6 +88,6 @@ void KVF_SIMD_NAME(copy)(const void *args, uint32_t task)
     }
     copy_blocks(a, first, end, 1);
 #if VF_STREAMS
-    vf_stream_fence();
+    _mm_sfence();
 #endif
 }
