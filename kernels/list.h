@@ -16,7 +16,7 @@
  * underscore; those of operations of one idea have its name (`kernel_shared` in meson.build).
  */
 #define KVF_KERNEL_LIST(PLAIN, SIMD)                                                               \
-    PLAIN(score, digest)                                                                           \
+    SIMD(score, digest)                                                                            \
     SIMD(score, score)                                                                             \
     SIMD(score, reduce)                                                                            \
     SIMD(score, encode)                                                                            \
@@ -56,7 +56,7 @@
     SIMD(move, repack)                                                                             \
     SIMD(move, quantize)                                                                           \
     SIMD(move, dequantize)                                                                         \
-    PLAIN(move, carry)                                                                             \
+    SIMD(move, carry)                                                                              \
     SIMD(move, read)                                                                               \
     PLAIN(move, take)                                                                              \
     PLAIN(move, heads)                                                                             \
@@ -78,7 +78,7 @@
     SIMD(blocks, dequantize_chunks)                                                                \
     SIMD(observe, observe_stats)                                                                   \
     SIMD(observe, observe_score)                                                                   \
-    PLAIN(observe, pool)                                                                           \
+    SIMD(observe, pool)                                                                            \
     PLAIN(observe, profile)                                                                        \
     PLAIN(observe, cover)                                                                          \
     PLAIN(observe, pack)
