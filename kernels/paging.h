@@ -95,7 +95,7 @@ KVF_INLINE uint32_t kvf_value_dim(const kvf_shape *s)
 }
 
 /* Bytes of a key, or of a query. */
-KVF_INLINE size_t kvf_row_bytes(const kvf_shape *s)
+KVF_INLINE size_t kvf_key_bytes(const kvf_shape *s)
 {
     return (size_t)s->head_dim * kvf_dtype_bytes(s->dtype);
 }
@@ -109,7 +109,7 @@ KVF_INLINE size_t kvf_value_bytes(const kvf_shape *s)
 /* Bytes of a token: its key, then its value. */
 KVF_INLINE size_t kvf_token_bytes(const kvf_shape *s)
 {
-    return kvf_row_bytes(s) + kvf_value_bytes(s);
+    return kvf_key_bytes(s) + kvf_value_bytes(s);
 }
 
 KVF_INLINE size_t kvf_page_bytes(const kvf_shape *s)
@@ -185,7 +185,7 @@ KVF_INLINE const void *kvf_page_key(const kvf_shape *s, const void *page, uint32
 
 KVF_INLINE const void *kvf_page_value(const kvf_shape *s, const void *page, uint32_t token)
 {
-    return kvf_offset(page, token * kvf_token_bytes(s) + kvf_row_bytes(s));
+    return kvf_offset(page, token * kvf_token_bytes(s) + kvf_key_bytes(s));
 }
 
 /* Bit t is set iff token t exists and is not skipped. */

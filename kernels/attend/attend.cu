@@ -352,7 +352,7 @@ static uint32_t blocks_of(const kvf_attend_args *a)
 static kvf_attend_args take_subgroup(const kvf_attend_args *a, kvf_subgroup sub)
 {
     kvf_attend_args one = *a;
-    one.q = kvf_offset(a->q, sub.first * kvf_row_bytes(&a->shape));
+    one.q = kvf_offset(a->q, sub.first * kvf_key_bytes(&a->shape));
     one.partial_o = a->partial_o + (size_t)sub.first * kvf_value_dim(&a->shape);
     one.partial_lse = a->partial_lse + sub.first;
     one.sub.first = 0;

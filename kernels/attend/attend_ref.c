@@ -97,7 +97,7 @@ void kvf_attend_ref(const void *args, uint32_t task)
     const kvf_subgroup sub = kvf_subgroup_whole(a->sub, a->group);
     for (uint32_t g = sub.first; g < sub.first + sub.count; g++) {
         const void *q =
-            kvf_offset(a->q, ((size_t)split.list * a->group + g) * kvf_row_bytes(&a->shape));
+            kvf_offset(a->q, ((size_t)split.list * a->group + g) * kvf_key_bytes(&a->shape));
         const size_t row = (size_t)task * a->group + g;
         attend_row(a, &split, q, a->partial_o + row * kvf_value_dim(&a->shape),
                    a->partial_lse + row);

@@ -253,7 +253,7 @@ KVF_ALWAYS_INLINE void add_values(block *b, const uint32_t rows, const uint32_t 
                                   uint32_t d, const live_list *next)
 {
     const uint32_t value_dim = kvf_value_dim(s);
-    const size_t row_bytes = kvf_row_bytes(s), column = d * (dtype == KVF_FP32 ? 4u : 2u);
+    const size_t row_bytes = kvf_key_bytes(s), column = d * (dtype == KVF_FP32 ? 4u : 2u);
     vf2 acc[4];
     for (uint32_t g = 0; g < rows; g++)
         for (uint32_t p = 0; p < pairs; p++) {
@@ -571,7 +571,7 @@ KVF_ALWAYS_INLINE void begin_block(block *b, const kvf_attend_args *a, uint32_t 
     const uint32_t head_dim = a->shape.head_dim;
     for (uint32_t g = 0; g < rows; g++) {
         const size_t row = (size_t)list * a->group + a->sub.first + first + g;
-        b->raw[g] = kvf_offset(a->q, row * kvf_row_bytes(&a->shape));
+        b->raw[g] = kvf_offset(a->q, row * kvf_key_bytes(&a->shape));
         b->top[g] = -INFINITY;
         b->sum[g] = 0.0f;
         for (uint32_t d = 0; d < head_dim; d += VF_PAIR) {

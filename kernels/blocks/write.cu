@@ -89,7 +89,7 @@ static __device__ __forceinline__ bool copy_head(char *to, const char *k, const 
                                                  const kvf_shape *s)
 {
     const uint32_t lane = threadIdx.x % KVF_WARP_LANES;
-    const uint32_t key = (uint32_t)kvf_row_bytes(s), bytes = (uint32_t)kvf_token_bytes(s);
+    const uint32_t key = (uint32_t)kvf_key_bytes(s), bytes = (uint32_t)kvf_token_bytes(s);
     bool bad = false;
     v -= key;
     if (((size_t)k | (size_t)v) % 16 == 0) {
@@ -333,7 +333,7 @@ admit_written_page(const kvf_write_args &a, const kvf_row *row, uint32_t head, u
 {
     const kvf_paging *p = &a.blocks->paging;
     const kvf_slot_tables t = kvf_slot_tables_of(p, row, head);
-    const uint32_t first = blockIdx.x, bytes = (uint32_t)kvf_row_bytes(&p->shape);
+    const uint32_t first = blockIdx.x, bytes = (uint32_t)kvf_key_bytes(&p->shape);
     const uint32_t value_bytes = (uint32_t)kvf_value_bytes(&p->shape);
     const size_t element = kvf_dtype_bytes(p->shape.dtype);
     const uint32_t slot = kvf_slot_admit(p, t, page, row->use - 1);

@@ -89,7 +89,7 @@ static inline void kvf_write_exact(const kvf_write_args *a, uint32_t index, uint
         return;
     }
     kvf_write_row(a, to, kvf_write_key(a, index, head), s->head_dim);
-    kvf_write_row(a, to + kvf_row_bytes(s), kvf_write_value(a, index, head), kvf_value_dim(s));
+    kvf_write_row(a, to + kvf_key_bytes(s), kvf_write_value(a, index, head), kvf_value_dim(s));
 }
 
 /* The page that a token of a head goes to. */

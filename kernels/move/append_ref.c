@@ -45,7 +45,7 @@ static void put_token(const kvf_append_args *a, uint32_t task)
     const kvf_paging *p = &a->paging;
     const kvf_row *row = &a->row[task];
     const uint32_t keys = p->shape.head_dim, values = kvf_value_dim(&p->shape);
-    const size_t bytes = kvf_row_bytes(&p->shape), value_bytes = kvf_value_bytes(&p->shape);
+    const size_t bytes = kvf_key_bytes(&p->shape), value_bytes = kvf_value_bytes(&p->shape);
     const uint32_t token = row->length - 1;
     const uint32_t index = token / p->block_size, t = token % p->block_size;
     /* Not by the table: the row that begins the block may be another one of this launch. */

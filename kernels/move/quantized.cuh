@@ -179,10 +179,10 @@ static __device__ __forceinline__ void quantized_token(const kvf_shape *s, void 
     quantized_rotate_back(x, words);
     if (!stays)
         quantized_store(exact, s->dtype, words, x);
-    quantized_load(x, exact + kvf_row_bytes(s), s->dtype, value_words);
+    quantized_load(x, exact + kvf_key_bytes(s), s->dtype, value_words);
     quantized_value(s, page, t, x, value_words);
     if (!stays)
-        quantized_store(exact + kvf_row_bytes(s), s->dtype, value_words, x);
+        quantized_store(exact + kvf_key_bytes(s), s->dtype, value_words, x);
 }
 
 /* A run or a page in storage format to shared memory, 16 bytes per thread, because pages are across
@@ -231,7 +231,7 @@ static __device__ __forceinline__ void quantized_token_back(const kvf_shape *s, 
                                     kvf_fp16_to_float(scales[first]));
     }
     if (!stays)
-        quantized_store(exact + kvf_row_bytes(s), s->dtype, value_words, x);
+        quantized_store(exact + kvf_key_bytes(s), s->dtype, value_words, x);
 }
 
 #endif

@@ -158,7 +158,7 @@ static inline void quantize_value(const kvf_shape *s, const kvf_quantized_run *r
     const char *page = page_of(s, run, t);
     uint8_t *to = kvf_quantized_value(s, page, t % s->page_size);
     uint16_t *scales = kvf_quantized_value_scale(s, page, t % s->page_size);
-    vf_widen_row(x, run->exact + t * kvf_token_bytes(s) + kvf_row_bytes(s), s->dtype, value_dim);
+    vf_widen_row(x, run->exact + t * kvf_token_bytes(s) + kvf_key_bytes(s), s->dtype, value_dim);
     if (s->pages == KVF_PAGES_K8V8) {
         *scales = quantize_bytes(to, x, value_dim);
         return;
@@ -250,7 +250,7 @@ static inline void dequantize_tokens(const kvf_shape *s, const kvf_quantized_run
             continue;
         store_row(s, to, rows->at[r], s->head_dim);
         dequantize_value(s, run, t, rows->at[r]);
-        store_row(s, to + kvf_row_bytes(s), rows->at[r], kvf_value_dim(s));
+        store_row(s, to + kvf_key_bytes(s), rows->at[r], kvf_value_dim(s));
     }
 }
 

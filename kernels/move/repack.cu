@@ -37,7 +37,7 @@ static __global__ void __launch_bounds__(THREADS)
 {
     const uint32_t block = blockIdx.x, head = blockIdx.y;
     const uint32_t page_size = a.shape.page_size;
-    const uint32_t key_pieces = (uint32_t)(kvf_row_bytes(&a.shape) / 16);
+    const uint32_t key_pieces = (uint32_t)(kvf_key_bytes(&a.shape) / 16);
     const uint32_t value_pieces = (uint32_t)(kvf_value_bytes(&a.shape) / 16);
     const uint32_t row_pieces = key_pieces + value_pieces;
     const uint32_t begin = block == 0 ? a.first : 0;

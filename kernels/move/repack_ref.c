@@ -31,11 +31,11 @@ void kvf_repack_ref(const void *args, uint32_t task)
     for (uint32_t row = begin; row < end; row++) {
         const uint32_t token = block * s->page_size + row - a->first;
         const size_t from = (size_t)token * a->kv_heads + head;
-        const void *k = kvf_offset(a->k, from * kvf_row_bytes(s));
+        const void *k = kvf_offset(a->k, from * kvf_key_bytes(s));
         const void *v = kvf_offset(a->v, from * kvf_value_bytes(s));
         uint8_t *to = page + row * kvf_token_bytes(s);
-        memcpy(to, k, kvf_row_bytes(s));
-        memcpy(to + kvf_row_bytes(s), v, kvf_value_bytes(s));
+        memcpy(to, k, kvf_key_bytes(s));
+        memcpy(to + kvf_key_bytes(s), v, kvf_value_bytes(s));
         if (!row_is_finite(s, k, s->head_dim) || !row_is_finite(s, v, kvf_value_dim(s)))
             kvf_fault_note(a->fault, token);
     }

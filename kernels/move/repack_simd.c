@@ -47,7 +47,7 @@ void KVF_SIMD_NAME(repack)(const void *args, uint32_t task)
 {
     const kvf_repack_args *a = args;
     const kvf_shape *s = &a->shape;
-    const size_t row_bytes = kvf_row_bytes(s), value_bytes = kvf_value_bytes(s);
+    const size_t row_bytes = kvf_key_bytes(s), value_bytes = kvf_value_bytes(s);
     const uint32_t block = task / a->kv_heads, head = task % a->kv_heads;
     uint8_t *page = kvf_offset_mut(a->blocks[block], head * kvf_page_bytes(s));
     const uint32_t begin = block == 0 ? a->first : 0;

@@ -22,7 +22,7 @@ static __global__ void __launch_bounds__(THREADS)
     const kvf_row *row = &a.row[blockIdx.y];
     char *blocks = row->ring;
     const uint32_t length = row->length, token = length - 1;
-    const size_t bytes = kvf_row_bytes(s), value_bytes = kvf_value_bytes(s);
+    const size_t bytes = kvf_key_bytes(s), value_bytes = kvf_value_bytes(s);
     const size_t at = (size_t)blockIdx.y * a.kv_heads + (a.head ? a.head[head] : head);
     char *to = kvf_ring_page(&a.ring, blocks, token / s->page_size, head) +
                token % s->page_size * (bytes + value_bytes);

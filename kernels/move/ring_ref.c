@@ -19,7 +19,7 @@
 static bool append(const kvf_ring_args *a, uint32_t row, uint32_t head)
 {
     const kvf_shape *s = &a->ring.shape;
-    const size_t bytes = kvf_row_bytes(s), value_bytes = kvf_value_bytes(s);
+    const size_t bytes = kvf_key_bytes(s), value_bytes = kvf_value_bytes(s);
     const size_t at = (size_t)row * a->kv_heads + (a->head ? a->head[head] : head);
     const uint32_t token = a->row[row].length - 1;
     const void *k = kvf_offset(a->k, at * bytes), *v = kvf_offset(a->v, at * value_bytes);

@@ -22,7 +22,7 @@ static __global__ void __launch_bounds__(THREADS)
     const uint32_t base = blockIdx.x * KVF_TAKE_TOKENS, head = blockIdx.y;
     const uint32_t count = kvf_min_u32(KVF_TAKE_TOKENS, a.count - base);
     const uint32_t page_size = a.shape.page_size;
-    const uint32_t key_pieces = (uint32_t)(kvf_row_bytes(&a.shape) / 16);
+    const uint32_t key_pieces = (uint32_t)(kvf_key_bytes(&a.shape) / 16);
     const uint32_t value_pieces = (uint32_t)(kvf_value_bytes(&a.shape) / 16);
     const uint32_t row_pieces = key_pieces + value_pieces, pieces = count * row_pieces;
     const uint32_t *ids = a.ids + (size_t)head * a.stride + base;

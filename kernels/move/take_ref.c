@@ -17,7 +17,7 @@ void kvf_take_ref(const void *args, uint32_t task)
     const uint32_t parts = kvf_div_ceil_u32(a->count, KVF_TAKE_TOKENS);
     const uint32_t head = task / parts, first = task % parts * KVF_TAKE_TOKENS;
     const uint32_t end = kvf_min_u32(a->count, first + KVF_TAKE_TOKENS);
-    const size_t bytes = kvf_row_bytes(&a->shape), value_bytes = kvf_value_bytes(&a->shape);
+    const size_t bytes = kvf_key_bytes(&a->shape), value_bytes = kvf_value_bytes(&a->shape);
     for (uint32_t i = first; i < end; i++) {
         const uint32_t id = a->ids[(size_t)head * a->stride + i];
         const uint32_t row = id % a->shape.page_size;

@@ -77,7 +77,7 @@ KVF_INLINE uint32_t kvf_observe_window_max(uint32_t group)
 KVF_INLINE kvf_observe_args kvf_observe_piece(const kvf_observe_args *whole, uint32_t first,
                                               uint32_t count)
 {
-    const size_t query = (size_t)whole->kv_heads * whole->group * kvf_row_bytes(&whole->shape);
+    const size_t query = (size_t)whole->kv_heads * whole->group * kvf_key_bytes(&whole->shape);
     kvf_observe_args a = *whole;
     a.window = count;
     a.window_first += first;

@@ -35,7 +35,7 @@ static chunk chunk_of(const kvf_observe_args *a, uint32_t task)
 static const void *query(const kvf_observe_args *a, uint32_t head, uint32_t g, uint32_t w)
 {
     const size_t row = ((size_t)kvf_observe_row(a, w) * a->kv_heads + head) * a->group + g;
-    return kvf_offset(a->q, row * kvf_row_bytes(&a->shape));
+    return kvf_offset(a->q, row * kvf_key_bytes(&a->shape));
 }
 
 static uint32_t limit_of(const kvf_observe_args *a, uint32_t w)

@@ -71,7 +71,7 @@ static void load_queries(tile *t, const kvf_observe_args *a, const chunk *c, uin
         const uint32_t w = (first + r) % a->window;
         const size_t at = ((size_t)kvf_observe_row(a, w) * a->kv_heads + c->head) * a->group +
                           head_of(a, first + r);
-        strips_put(&t->q, r, kvf_offset(a->q, at * kvf_row_bytes(&a->shape)), &a->shape, unit);
+        strips_put(&t->q, r, kvf_offset(a->q, at * kvf_key_bytes(&a->shape)), &a->shape, unit);
         t->limit[r] = a->limit ? a->limit[w] : a->limit_first + w;
         t->limit_top = kvf_max_u32(t->limit_top, t->limit[r]);
         t->limit_low = kvf_min_u32(t->limit_low, t->limit[r]);

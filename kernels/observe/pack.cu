@@ -223,7 +223,7 @@ static __global__ void __launch_bounds__(THREADS, 2)
     if (!a.resident)
         kvf_counter_add(&a.counters->bytes_refresh,
                         from_pages * kvf_token_bytes(&p->shape) +
-                            a.row->sealed * p->block_size * kvf_row_bytes(&p->shape));
+                            a.row->sealed * p->block_size * kvf_key_bytes(&p->shape));
 }
 
 extern "C" int kvf_pack_cuda(const void *args, uint32_t tasks, void *stream)

@@ -125,6 +125,6 @@ void kvf_pack_ref(const void *args, uint32_t task)
     refresh_bits(&k);
     a->store_count[task] = k.new_count;
     if (!a->resident)
-        k.bytes += a->row->sealed * p->block_size * kvf_row_bytes(&p->shape);
+        k.bytes += a->row->sealed * p->block_size * kvf_key_bytes(&p->shape);
     __atomic_fetch_add(&a->counters->bytes_refresh, k.bytes, __ATOMIC_RELAXED);
 }

@@ -39,7 +39,7 @@ void kvf_score_ref(const void *args, uint32_t task)
     const kvf_subgroup sub = kvf_subgroup_whole(a->sub, a->group);
     for (uint32_t g = sub.first; g < sub.first + sub.count; g++) {
         const size_t row = (size_t)list * a->group + g;
-        const void *q = kvf_offset(a->q, row * kvf_row_bytes(&a->shape));
+        const void *q = kvf_offset(a->q, row * kvf_key_bytes(&a->shape));
         for (uint32_t p = first; p < end; p++) {
             const uint16_t *digest = kvf_score_digest(a, list, p);
             const uint32_t boxes = kvf_score_counts(a, bits, p) ? a->subs : 0;

@@ -86,7 +86,7 @@ KVF_ALWAYS_INLINE void score_rows(const kvf_score_args *a, uint32_t list, uint32
     for (uint32_t g = 0; g < rows; g++)
         split_query(
             &x, g,
-            kvf_offset(a->q, ((size_t)list * a->group + first + g) * kvf_row_bytes(&a->shape)),
+            kvf_offset(a->q, ((size_t)list * a->group + first + g) * kvf_key_bytes(&a->shape)),
             &a->shape);
     for (uint32_t p = 0; p < count; p++)
         digests[p] = kvf_score_digest(a, list, page + p);

@@ -79,7 +79,7 @@ static void give_token(const kvf_blocks *blocks, const kvf_blocks_get_args *args
                  is_finite ? key : NULL, keys);
         if (args->v)
             give(args, s->dtype, args->v, index * v_stride + (size_t)h * values,
-                 is_finite ? key + kvf_row_bytes(s) : NULL, values);
+                 is_finite ? key + kvf_key_bytes(s) : NULL, values);
     }
 }
 

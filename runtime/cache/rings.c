@@ -124,7 +124,7 @@ static void carve_call(kvf_cache *cache, kvf_carver *k)
     const kvf_cache_config *c = &cache->config;
     kvf_rings *z = cache->rings;
     const uint64_t rows = kvf_max_u32(c->prefill_chunk_max, c->sequences_max);
-    const uint64_t row = kvf_row_bytes(&z->shape);
+    const uint64_t row = kvf_key_bytes(&z->shape);
     const uint64_t value = kvf_value_bytes(&z->shape);
     const uint64_t out = c->value_dim * kvf_dtype_bytes(kvf_query_dtype(c));
     const uint64_t lists = (uint64_t)c->sequences_max * z->streaming_max;

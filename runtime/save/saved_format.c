@@ -49,7 +49,7 @@ void kvf_snapshot_carve(const kvf_saved_head *head, const kvf_saved_layer *l, kv
     KVF_CARVE(k, i.store, heads, l->store_tokens, token);
     KVF_CARVE(k, i.bits, heads, l->sealed);
     KVF_CARVE(k, i.share, heads && (l->flags & KVF_SAVED_AUTO) ? 2 : 0);
-    KVF_CARVE(k, i.queries, l->query_window, heads, group, kvf_row_bytes(&shape));
+    KVF_CARVE(k, i.queries, l->query_window, heads, group, kvf_key_bytes(&shape));
     KVF_CARVE(k, i.spare, l->flags & KVF_SAVED_SPARE ? heads : 0, run);
     KVF_CARVE(k, i.chosen_at, l->flags & KVF_SAVED_RECENT ? heads : 0, l->sealed,
               head->block_size / head->page_size);

@@ -57,7 +57,7 @@ static row_bytes bytes_of(const kvf_kv_group *kv_group, const kvf_saved_layer *l
         .count = p->kv_heads * sizeof(uint32_t),
         .index = p->kv_heads * kvf_store_tokens(p) * sizeof(uint32_t),
         .store = p->kv_heads * kvf_store_tokens(p) * kvf_token_bytes(&p->shape),
-        .queries = (size_t)p->query_window * p->kv_heads * p->group * kvf_row_bytes(&p->shape),
+        .queries = (size_t)p->query_window * p->kv_heads * p->group * kvf_key_bytes(&p->shape),
         .recent = (size_t)l->sealed * p->block_pages * sizeof(uint32_t),
         .bits = l->sealed * sizeof(uint64_t),
     };
@@ -100,7 +100,7 @@ void kvf_snapshot_scrub(const kvf_saved_head *head, const kvf_saved_layer *l,
 {
     const kvf_shape shape = kvf_saved_shape(head);
     const size_t token = kvf_token_bytes(&shape), run = head->block_size * token;
-    const size_t row = l->heads * (head->query_heads / head->kv_heads) * kvf_row_bytes(&shape);
+    const size_t row = l->heads * (head->query_heads / head->kv_heads) * kvf_key_bytes(&shape);
     const uint32_t blocks = kvf_saved_blocks(head, l), last = l->length % head->block_size;
     for (uint32_t h = 0; last && h < l->heads; h++)
         memset(tail + (blocks - 1 - l->sealed) * kvf_saved_block_bytes(head, l) + h * run +

@@ -329,7 +329,7 @@ kvf_status kvf_snapshot_put(kvf_step *step, const kvf_snapshot_layer *l, kvf_eve
     if (l->is_exact && l->saved->queries)
         KVF_TRY(send(&p, p.row.queries, l->snapshot->queries,
                      (size_t)paging->query_window * paging->kv_heads * paging->group *
-                         kvf_row_bytes(&paging->shape)));
+                         kvf_key_bytes(&paging->shape)));
     if (l->is_exact && p.row.share)
         KVF_TRY(send(&p, p.row.share, l->snapshot->share, 2 * sizeof *p.row.share));
     KVF_TRY(put_digests(&p));

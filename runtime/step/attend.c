@@ -204,7 +204,7 @@ kvf_status kvf_step_verify(kvf_step *step, uint32_t index, const void *out, cons
                              .lists = p->kv_heads,
                              .group = p->group,
                              .spans_max = kv_group->dims.cover_max,
-                             .q = (const char *)step->q + first * kvf_row_bytes(&p->shape),
+                             .q = (const char *)step->q + first * kvf_key_bytes(&p->shape),
                              .spans = t->cover.spans,
                              .span_count = t->cover.span_count,
                              .out = t->verify_out,

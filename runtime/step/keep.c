@@ -62,7 +62,7 @@ static keep_work carve_work(const kvf_kv_group *kv_group, kvf_carver *k)
 {
     const kvf_cache_config *c = &kv_group->config;
     const kvf_paging *p = &kv_group->dims.paging;
-    const uint64_t row = kvf_row_bytes(&p->shape), value = kvf_value_bytes(&p->shape);
+    const uint64_t row = kvf_key_bytes(&p->shape), value = kvf_value_bytes(&p->shape);
     keep_work w;
     KVF_CARVE(k, w.k, chunk_tokens(kv_group), c->kv_heads, row);
     KVF_CARVE(k, w.v, chunk_tokens(kv_group), c->kv_heads, value);

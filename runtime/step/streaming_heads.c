@@ -82,7 +82,7 @@ void kvf_heads_take_jobs(kvf_heads_call *call)
 {
     const kvf_rings *z = rings_of(call);
     const uint32_t count = call->step->cache->config.kv_heads;
-    const size_t row = kvf_row_bytes(&z->shape), value = kvf_value_bytes(&z->shape);
+    const size_t row = kvf_key_bytes(&z->shape), value = kvf_value_bytes(&z->shape);
     const kvf_shape out = kvf_out_shape(call->step->cache, &z->shape);
     uint32_t *heads;
     kvf_heads_job *jobs;

@@ -194,7 +194,7 @@ static void attend_case(check *c, const kvf_shape *keys, uint32_t group, uint32_
                    shape->page_size, a.sub.first, a.sub.count, group, (int)a.pass, a.lists,
                    a.spans_max, a.split, (int)data);
     const size_t rows = (size_t)a.lists * group;
-    void *q = check_in(c, rows * kvf_row_bytes(shape));
+    void *q = check_in(c, rows * kvf_key_bytes(shape));
     kvf_span *spans = check_in(c, (size_t)a.lists * a.spans_max * sizeof *spans);
     uint32_t *counts = check_in(c, a.lists * sizeof *counts);
     double k_norm = 0.0, v_max = 0.0;
@@ -289,7 +289,7 @@ static void step_case(check *c, const kvf_shape *keys, uint32_t group, uint32_t 
                    kvf_value_dim(shape), shape->page_size, group, t->lists, t->spans_max, t->split,
                    (int)data);
     const size_t rows = (size_t)t->lists * group, all = (size_t)t->lists * t->spans_max;
-    void *q = check_in(c, rows * kvf_row_bytes(shape));
+    void *q = check_in(c, rows * kvf_key_bytes(shape));
     kvf_span *spans = check_in(c, all * sizeof *spans);
     uint32_t *counts = check_in(c, t->lists * sizeof *counts);
     double k_norm = 0.0, v_max = 0.0;
@@ -495,7 +495,7 @@ static void prefill_case(check *c, const kvf_prefill_kernel_args *given, check_d
     const size_t token = shape->head_dim + kvf_value_dim(shape);
     const size_t elements = shape->page_size * token * a.kv_heads;
     const void **blocks = check_in(c, pages * sizeof *blocks);
-    void *q = check_in(c, rows * kvf_row_bytes(shape));
+    void *q = check_in(c, rows * kvf_key_bytes(shape));
     double k_norm = 0.0, v_max = 0.0;
     check_fill(c, q, shape->dtype, rows * shape->head_dim, data);
     for (uint32_t b = 0; b < pages; b++) {
@@ -672,7 +672,7 @@ static void observe_case(check *c, const kvf_shape *keys, uint32_t spans_max, ch
                    a.window_total, a.kv_heads, spans_max, (int)a.group_reduce, (int)data,
                    a.window_mean, a.is_weighted, a.is_raw, a.accumulates, a.ring_slots);
     const size_t rows = (size_t)kvf_max_u32(a.window, a.ring_slots) * a.kv_heads * a.group;
-    void *q = check_in(c, rows * kvf_row_bytes(shape));
+    void *q = check_in(c, rows * kvf_key_bytes(shape));
     kvf_span *spans = check_in(c, (size_t)a.kv_heads * spans_max * sizeof *spans);
     uint32_t *index = check_in(c, (size_t)a.kv_heads * spans_max * sizeof *index);
     uint32_t *count = check_in(c, a.kv_heads * sizeof *count);

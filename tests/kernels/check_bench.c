@@ -131,7 +131,7 @@ static void fill_rows(layers *d)
     const kvf_paging *p = &d->b.paging;
     const size_t slots = (size_t)HEADS * p->slots, ring = 3 * kvf_block_bytes(p);
     const size_t pages = (size_t)HEADS * p->pool_pages;
-    const size_t queries = HEADS * GROUP * kvf_row_bytes(&shape);
+    const size_t queries = HEADS * GROUP * kvf_key_bytes(&shape);
     const size_t store = HEADS * SINK_PAGES * kvf_page_bytes(&shape);
     char *all_slots = d->all_slots = bench_numbers(c, slots * kvf_page_bytes(&shape) / 2),
          *rings = bench_numbers(c, d->b.rows * ring / 2);
@@ -178,7 +178,7 @@ static void fill_tables(layers *d)
     d->q = bench_numbers(c, rows * HEAD_DIM);
     d->k = bench_numbers(c, lists * HEAD_DIM);
     d->v = bench_numbers(c, lists * HEAD_DIM);
-    d->out = check_in(c, rows * kvf_row_bytes(&shape));
+    d->out = check_in(c, rows * kvf_key_bytes(&shape));
     d->rotated = check_in(c, rows * HEAD_DIM);
     d->rotated_scale = check_in(c, rows * sizeof(float));
     d->choose = check_in(c, lists * sizeof(uint32_t));
@@ -244,7 +244,7 @@ static void fill_chunk(layers *d)
     char *pages = bench_numbers(c, blocks * kvf_block_bytes(p) / 2);
     char *codes = check_in(c, jobs * kvf_code_bytes(HEAD_DIM));
     d->chunk_q = bench_numbers(c, (size_t)d->b.chunk * HEADS * GROUP * HEAD_DIM);
-    d->chunk_out = check_in(c, d->b.chunk * HEADS * GROUP * kvf_row_bytes(&shape));
+    d->chunk_out = check_in(c, d->b.chunk * HEADS * GROUP * kvf_key_bytes(&shape));
     d->chunk_blocks = check_in(c, blocks * sizeof *d->chunk_blocks);
     d->jobs = check_in(c, jobs * sizeof *d->jobs);
     for (uint32_t b = 0; b < blocks; b++)
@@ -341,7 +341,7 @@ static void fill(layers *d)
 
 static kvf_append_args append_args(const layers *d, uint32_t first, uint32_t rows)
 {
-    const size_t list = (size_t)first * HEADS, bytes = kvf_row_bytes(&shape);
+    const size_t list = (size_t)first * HEADS, bytes = kvf_key_bytes(&shape);
     return (kvf_append_args){.paging = d->b.paging,
                              .rows = rows,
                              .row = d->row + first,
@@ -359,7 +359,7 @@ static kvf_rotate_args rotate_args(const layers *d, uint32_t first, uint32_t row
                              .head_dim = HEAD_DIM,
                              .rows = rows * HEADS * GROUP,
                              .scale = 0.09f,
-                             .q = d->q + row * kvf_row_bytes(&shape),
+                             .q = d->q + row * kvf_key_bytes(&shape),
                              .y = d->rotated + row * HEAD_DIM,
                              .y_scale = d->rotated_scale + row};
 }
@@ -477,12 +477,12 @@ static kvf_attend_step_args hits_args(const layers *d, uint32_t first, uint32_t 
                                              .spans_max = SPANS_MAX,
                                              .split = SPLIT,
                                              .scale = 0.09f,
-                                             .q = d->q + row * kvf_row_bytes(&shape),
+                                             .q = d->q + row * kvf_key_bytes(&shape),
                                              .spans = d->hits + list * SPANS_MAX,
                                              .span_count = d->hit_count + list,
                                              .partial_o = d->partial_o + row * SPLITS * HEAD_DIM,
                                              .partial_lse = d->partial_lse + row * SPLITS},
-                                  .out = d->out + row * kvf_row_bytes(&shape),
+                                  .out = d->out + row * kvf_key_bytes(&shape),
                                   .arrived = d->arrived + list,
                                   .out_dtype = shape.dtype};
 }

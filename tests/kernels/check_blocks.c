@@ -223,7 +223,7 @@ static void look_at_token(check *c, const world *w, const kvf_write_args *a, uin
 {
     const kvf_paging *p = &w->c->paging;
     const kvf_shape *s = &p->shape;
-    const size_t bytes = kvf_row_bytes(s);
+    const size_t bytes = kvf_key_bytes(s);
     const kvf_dtype dtype = a->is_wide ? KVF_FP32 : s->dtype;
     const uint32_t block = (uint32_t)(a->slots[index] / p->block_size);
     const uint32_t t = (uint32_t)(a->slots[index] % p->block_size);

@@ -74,7 +74,7 @@ static void make_context(check *c, context *x)
     const uint32_t d = x->head_dim, jobs = TOKENS / BLOCK;
     const size_t bytes = BLOCK / KVF_CODE_TOKENS * kvf_code_bytes(d);
     kvf_digest_job *job = check_in(c, jobs * sizeof *job);
-    char *q = check_in(c, GROUP * kvf_row_bytes(&s));
+    char *q = check_in(c, GROUP * kvf_key_bytes(&s));
     x->keys = check_in(c, (size_t)TOKENS * d * sizeof(float));
     x->q = check_in(c, (size_t)GROUP * d * sizeof(float));
     x->codes = check_out(c, jobs * bytes);

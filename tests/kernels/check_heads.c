@@ -100,7 +100,7 @@ static void expect_ring(check *c, const kvf_ring_args *a, uint32_t bad)
 {
     const kvf_ring *r = &a->ring;
     const kvf_row *row = a->row;
-    const size_t bytes = kvf_row_bytes(&r->shape), value_bytes = kvf_value_bytes(&r->shape);
+    const size_t bytes = kvf_key_bytes(&r->shape), value_bytes = kvf_value_bytes(&r->shape);
     for (uint32_t l = 0; l < a->rows * r->heads; l++) {
         const uint32_t b = l / r->heads, head = l % r->heads, token = row[b].length - 1;
         const size_t at = (size_t)b * a->kv_heads + head_at(a->head, head);

@@ -111,7 +111,7 @@ static void score_case(check *c, kvf_dtype dtype, uint32_t head_dim, uint32_t gr
         a.pages_max = 1;
     a.sub = check_subgroup(c, group);
     const size_t rows = (size_t)a.lists * group;
-    void *q = check_in(c, rows * kvf_row_bytes(&a.shape));
+    void *q = check_in(c, rows * kvf_key_bytes(&a.shape));
     const void **digests = check_in(c, a.lists * sizeof *digests);
     uint32_t *counts = check_in(c, a.lists * sizeof *counts);
     double norm = 0.0;
@@ -342,7 +342,7 @@ static void take_case(check *c, const kvf_shape *keys, uint32_t count)
     const size_t tokens_heads = (size_t)count * a.kv_heads;
     a.blocks = blocks;
     a.ids = ids;
-    a.k = check_changed(c, "k", tokens_heads * kvf_row_bytes(shape));
+    a.k = check_changed(c, "k", tokens_heads * kvf_key_bytes(shape));
     a.v = check_changed(c, "v", tokens_heads * kvf_value_bytes(shape));
     CHECK_BOTH(c, take, &a);
     for (uint32_t n = 0; n < 8 && count; n++) { /* and what it means */
@@ -350,8 +350,8 @@ static void take_case(check *c, const kvf_shape *keys, uint32_t count)
         const uint32_t id = ids[(size_t)h * a.stride + i];
         const void *page = kvf_offset(blocks[id / shape->page_size], h * kvf_page_bytes(shape));
         const size_t at = (size_t)i * a.kv_heads + h;
-        check_bits(c, "key of a token", kvf_offset(a.k, at * kvf_row_bytes(shape)),
-                   kvf_page_key(shape, page, id % shape->page_size), kvf_row_bytes(shape));
+        check_bits(c, "key of a token", kvf_offset(a.k, at * kvf_key_bytes(shape)),
+                   kvf_page_key(shape, page, id % shape->page_size), kvf_key_bytes(shape));
         check_bits(c, "value of a token", kvf_offset(a.v, at * kvf_value_bytes(shape)),
                    kvf_page_value(shape, page, id % shape->page_size), kvf_value_bytes(shape));
     }

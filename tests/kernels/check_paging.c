@@ -111,7 +111,7 @@ static void fill_append(check *c, kvf_append_args *a, bool is_select, uint32_t b
     a->k = is_select ? NULL : k;
     a->v = is_select ? NULL : v;
     if (wide)
-        a->rounded = check_changed(c, "rounded", queries * kvf_row_bytes(&p->shape));
+        a->rounded = check_changed(c, "rounded", queries * kvf_key_bytes(&p->shape));
     if (check_below(c, 3)) {
         a->rotated = check_changed(c, "rotated", queries * p->shape.head_dim);
         a->rotated_scale = check_changed(c, "rotated_scale", queries * sizeof(float));
@@ -139,7 +139,7 @@ static void append_case(check *c, bool is_select)
         track_row(c, p, row);
         check_track(c, "ring", row->ring, p->ring_blocks * kvf_block_bytes(p));
         check_track(c, "queries", row->queries,
-                    p->query_window * p->kv_heads * p->group * kvf_row_bytes(&p->shape));
+                    p->query_window * p->kv_heads * p->group * kvf_key_bytes(&p->shape));
         if (check_below(c, 4) == 0)
             row->queries = NULL; /* not kept, and the tracked ones stay */
     }

@@ -24,7 +24,7 @@ static void score_bounds_keys(check *c, kvf_dtype dtype, uint32_t subs)
     if (!check_begin(c))
         return;
     check_describe(c, "score bounds keys, %s, subs=%u", check_dtype_name(dtype), subs);
-    void *page = check_in(c, kvf_page_bytes(&s)), *q = check_in(c, kvf_row_bytes(&s));
+    void *page = check_in(c, kvf_page_bytes(&s)), *q = check_in(c, kvf_key_bytes(&s));
     void *digest = check_out(c, kvf_digest_bytes(D, subs));
     check_fill(c, page, dtype, (size_t)2 * P * D, DATA_NORMAL);
     check_fill(c, q, dtype, D, DATA_NORMAL);
@@ -106,7 +106,7 @@ static void run_attention(check *c, const kvf_shape *s, const setting *x, void *
 static void attention_properties(check *c, kvf_dtype dtype)
 {
     const kvf_shape s = {dtype, D, P, KVF_PAGES_NATIVE, 0};
-    const size_t bytes = GROUP * kvf_row_bytes(&s), token = kvf_token_bytes(&s);
+    const size_t bytes = GROUP * kvf_key_bytes(&s), token = kvf_token_bytes(&s);
     if (!check_begin(c))
         return;
     check_describe(c, "attention, %s", check_dtype_name(dtype));
@@ -188,7 +188,7 @@ static void chunks_are_single_ones(check *c, uint32_t index)
     }
     check_describe(c, "%s d=%u P=%u G=%u window=%u chunks=%u tokens=%u", check_dtype_name(s.dtype),
                    s.head_dim, s.page_size, a.group, a.window, a.chunks.count, tokens);
-    const size_t heads = (size_t)a.kv_heads * a.group, row = heads * kvf_row_bytes(&s);
+    const size_t heads = (size_t)a.kv_heads * a.group, row = heads * kvf_key_bytes(&s);
     const size_t out_row = heads * kvf_value_bytes(&s);
     void *q = check_in(c, tokens * row), *out[2];
     const void **blocks = check_in(c, (size_t)a.chunks.count * PAGES_MOST * sizeof *blocks);
@@ -262,7 +262,7 @@ static void prefill_rounds_once(check *c, uint32_t index)
                                  .out_dtype = s.dtype};
     check_describe(c, "%s d=%u P=%u window=%u cap=%g", check_dtype_name(s.dtype), s.head_dim,
                    s.page_size, a.window, (double)a.cap);
-    void *q = check_in(c, rows * kvf_row_bytes(&s));
+    void *q = check_in(c, rows * kvf_key_bytes(&s));
     const void **blocks = check_in(c, (BEFORE + TOKENS) * sizeof *blocks);
     check_fill(c, q, s.dtype, rows * s.head_dim, DATA_NORMAL);
     for (uint32_t t = 0; t < BEFORE + TOKENS; t += s.page_size) {

@@ -203,7 +203,7 @@ void check_rows_make(check *c, check_rows *w, const check_rows_config *config)
             make_static(c, w, row, h, chosen);
         fill_slots(c, w, row, b, config->pool_blocks);
         row->queries =
-            noise_out(c, p->query_window * p->kv_heads * p->group * kvf_row_bytes(&p->shape));
+            noise_out(c, p->query_window * p->kv_heads * p->group * kvf_key_bytes(&p->shape));
         row->query_count = 1 + check_below(c, p->query_window);
         row->query_slot = check_below(c, row->query_count);
         row->fault = check_put_out(c, &(uint64_t){UINT64_MAX}, sizeof(uint64_t));

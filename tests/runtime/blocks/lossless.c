@@ -92,7 +92,7 @@ static void make_row(const kvf_shape *s, void *row, uint32_t count,
 
 static void expect_no_loss(const kvf_shape *s, const void *key, const void *value)
 {
-    const size_t bytes = kvf_row_bytes(s), value_bytes = kvf_value_bytes(s);
+    const size_t bytes = kvf_key_bytes(s), value_bytes = kvf_value_bytes(s);
     _Alignas(64) char exact[2 * WIDTH * sizeof(float)], back[sizeof exact], page[512];
     float x[WIDTH];
     assert_true(kvf_stored_page_bytes(s) <= sizeof page);
@@ -109,7 +109,7 @@ void lossless_make(test_tokens *t, kvf_pages pages)
     const size_t rows = (size_t)t->layers * t->count * t->kv_heads;
     assert_int_equal(t->head_dim, WIDTH);
     for (size_t i = 0; i < rows; i++) {
-        char *key = (char *)t->k + i * kvf_row_bytes(&s);
+        char *key = (char *)t->k + i * kvf_key_bytes(&s);
         char *value = (char *)t->v + i * kvf_value_bytes(&s);
         make_row(&s, key, WIDTH, make_key);
         make_row(&s, value, t->value_dim, make_value);

@@ -45,8 +45,8 @@ static void repack(const kvf_shape *s, const void *k, const void *v, float *key,
     _Alignas(64) char page[64 + 4 * KVF_HEAD_DIM_MAX];
     char token[8 * KVF_HEAD_DIM_MAX];
     float x[KVF_HEAD_DIM_MAX];
-    memcpy(token, k, kvf_row_bytes(s));
-    memcpy(token + kvf_row_bytes(s), v, kvf_value_bytes(s));
+    memcpy(token, k, kvf_key_bytes(s));
+    memcpy(token + kvf_key_bytes(s), v, kvf_value_bytes(s));
     kvf_quantize_token(s, page, 0, token, x);
     kvf_dequantize_key(s, page, 0, key);
     kvf_quantized_rotate_back(key, s->head_dim);
@@ -61,7 +61,7 @@ static void seal(naive *n, const kvf_cache_config *c, const test_tokens *t, uint
     for (uint32_t i = kvf_max_u32(first, c->sink_tokens); i < end; i++)
         for (uint32_t h = 0; h < c->kv_heads; h++) {
             const size_t at = (size_t)i * c->kv_heads + h;
-            repack(&s, (const char *)test_k(t, layer, i) + h * kvf_row_bytes(&s),
+            repack(&s, (const char *)test_k(t, layer, i) + h * kvf_key_bytes(&s),
                    (const char *)test_v(t, layer, i) + h * kvf_value_bytes(&s),
                    n->layers[layer].k + at * c->head_dim,
                    n->layers[layer].v + at * test_value_dim(c));
@@ -256,7 +256,7 @@ static void attended_token(const lister *l, uint32_t head, uint32_t token, float
     const kvf_cache_config *c = &l->w.config;
     const kvf_layer *layer = &l->s->layers[0];
     const kvf_shape s = token_shape(c);
-    const char *k = (const char *)test_k(&l->t, 0, token) + head * kvf_row_bytes(&s);
+    const char *k = (const char *)test_k(&l->t, 0, token) + head * kvf_key_bytes(&s);
     const char *v = (const char *)test_v(&l->t, 0, token) + head * kvf_value_bytes(&s);
     if (c->pages != KVF_PAGES_NATIVE && token >= c->sink_tokens &&
         token < layer->extent.sealed * layer->kv_group->dims.paging.block_size) {

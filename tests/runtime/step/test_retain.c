@@ -61,7 +61,7 @@ static void kept_token(const test_world *w, const test_tokens *t, const keeping 
 {
     const kvf_kv_group *kv_group = &w->cache->kv_groups[0];
     const kvf_paging *p = &kv_group->dims.paging;
-    const size_t row = kvf_row_bytes(&p->shape), value = kvf_value_bytes(&p->shape);
+    const size_t row = kvf_key_bytes(&p->shape), value = kvf_value_bytes(&p->shape);
     const uint32_t id = x->ids[head * x->count + i];
     const bool is_sealed = i < kvf_sealed_blocks(kv_group, x->count) * p->block_size;
     memcpy(token, (char *)test_k(t, 0, id) + head * row, row);
@@ -76,7 +76,7 @@ static kvf_sequence *fresh_sequence(test_world *w, const test_tokens *t, const k
 {
     kvf_sequence *s = test_sequence(w);
     const kvf_shape *shape = &w->cache->kv_groups[0].dims.paging.shape;
-    const size_t row = kvf_row_bytes(shape), value = kvf_value_bytes(shape);
+    const size_t row = kvf_key_bytes(shape), value = kvf_value_bytes(shape);
     char *k = test_scratch(t->kv_heads * row), *v = test_scratch(t->kv_heads * value);
     for (uint32_t i = 0; i < x->count; i++) {
         uint32_t position = 0;
@@ -363,7 +363,7 @@ TEST(scores_are_of_what_steps_see)
         test_prefill(&w, s, &t, &(test_range){.count = n, .chunk = 70}, NULL);
         float *got = scores_of(&w, s, &a);
         const kvf_paging *p = &w.cache->kv_groups[0].dims.paging;
-        const size_t row = kvf_row_bytes(&p->shape), value = kvf_value_bytes(&p->shape);
+        const size_t row = kvf_key_bytes(&p->shape), value = kvf_value_bytes(&p->shape);
         for (uint32_t id = c.sink_tokens; id < s->layers[0].extent.sealed * p->block_size; id++)
             for (uint32_t h = 0; h < c.kv_heads; h++) {
                 char token[8 * KVF_HEAD_DIM_MAX];
