@@ -57,7 +57,7 @@ static __device__ __forceinline__ kvf_mass_row kvf_find_mass_row(const kvf_reduc
 {
     const uint32_t lane = threadIdx.x % KVF_WARP_LANES,
                    rest = lane + KVF_MASS_FRONT * KVF_WARP_LANES;
-    const float *top = a.top + head * a.tiles_max, *sum = a.sum + head * a.tiles_max;
+    const float *top = a.tile_max + head * a.tiles_max, *sum = a.tile_sum + head * a.tiles_max;
     kvf_mass_row r = {-KVF_REDUCE_TOP_MAX, 0.0f};
     float tops[KVF_MASS_FRONT], sums[KVF_MASS_FRONT], all = 0.0f;
 #pragma unroll
@@ -95,7 +95,7 @@ static __device__ __forceinline__ float kvf_find_mass_share(const kvf_reduce_mas
                                                             const kvf_mass_row &r, size_t head,
                                                             uint32_t tile)
 {
-    const float top = kvf_tame_top(a.top[head * a.tiles_max + tile]);
+    const float top = kvf_tame_top(a.tile_max[head * a.tiles_max + tile]);
     return KIND == KVF_GROUP_MEAN_SOFTMAX ? exp2f((top - r.top) * KVF_MASS_LOG2E) * r.share : top;
 }
 

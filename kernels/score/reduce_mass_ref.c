@@ -30,7 +30,7 @@ typedef struct row {
 
 static row row_of(const kvf_reduce_mass_args *a, size_t head, uint32_t tiles)
 {
-    const float *top = a->top + head * a->tiles_max, *sum = a->sum + head * a->tiles_max;
+    const float *top = a->tile_max + head * a->tiles_max, *sum = a->tile_sum + head * a->tiles_max;
     row r = {.top = tame_top(-INFINITY)};
     for (uint32_t i = 0; i < tiles; i++)
         r.top = fmax(r.top, tame_top(top[i]));
@@ -47,7 +47,7 @@ static float score(const kvf_reduce_mass_args *a, const row *rows, uint32_t list
     for (uint32_t g = 0; g < a->group; g++) {
         const size_t head = (size_t)list * a->group + g;
         const float raw = kvf_bf16_to_float(a->mass[head * a->pages_max + page]);
-        const double top = tame_top(a->top[head * a->tiles_max + tile]);
+        const double top = tame_top(a->tile_max[head * a->tiles_max + tile]);
         const double mass = tame(raw, 0.0f, KVF_REDUCE_MASS_MAX);
         double one = top + log(fmax(mass, 0x1p-126));
         if (a->kind == KVF_GROUP_MEAN_SOFTMAX)

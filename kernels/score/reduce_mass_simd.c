@@ -63,7 +63,7 @@ static void find_heads(const kvf_reduce_mass_args *a, uint32_t list, heads *x)
     for (uint32_t g = 0; g < a->group; g++) {
         const size_t at = ((size_t)list * a->group + g) * a->tiles_max;
         float all;
-        find_row(a->top + at, a->sum + at, tiles, &x->top[g], &all);
+        find_row(a->tile_max + at, a->tile_sum + at, tiles, &x->top[g], &all);
         x->share[g] = all < 0.5f ? 0.0f : 1.0f / (all * (float)a->group);
     }
     for (uint32_t g = a->group; g % VF_LANES; g++)
@@ -76,7 +76,7 @@ static void find_factors(const kvf_reduce_mass_args *a, uint32_t list, uint32_t 
 {
     float top[KVF_GROUP_MAX_HEADS];
     for (uint32_t g = 0; g < a->group; g++)
-        top[g] = a->top[((size_t)list * a->group + g) * a->tiles_max + tile];
+        top[g] = a->tile_max[((size_t)list * a->group + g) * a->tiles_max + tile];
     for (uint32_t g = a->group; g % VF_LANES; g++)
         top[g] = 0.0f;
     for (uint32_t g = 0; g < a->group; g += VF_LANES) {

@@ -194,13 +194,15 @@ KVF_TASKS(rotate, kvf_rotate_args, kvf_div_ceil_u32(a->rows, KVF_ROTATE_ROWS))
  * integer product of levels and query, capped (cap.h). A token counts iff its page is below
  * pages[l] and its skip bit is clear. A tile is KVF_SCORE_CODES_TOKENS consecutive tokens of a
  * list; per query head
- *     top  = largest s of the tile's tokens that count; -INFINITY without any. Exact if not capped.
- *     mass = per page: sum of exp(s - top) over its tokens that count, in bf16; -1 without any.
- *     sum  = sum of the masses before they were rounded.
+ *     tile_max = largest s of the tile's tokens that count; -INFINITY without any. Exact
+ *                if not capped.
+ *     mass     = per page: sum of exp(s - tile_max) over its tokens that count, in bf16; -1
+ *                without any.
+ *     tile_sum = sum of the masses before they were rounded.
  * A task is some consecutive tiles of one list, so that what is fetched ahead is mostly what the
  * same thread reads next. A block none of whose tokens counts (kvf_block_counts) need not have its
- * codes read nor masses written. mass is not written beyond pages[l], nor top and sum of tiles
- * without pages.
+ * codes read nor masses written. mass is not written beyond pages[l], nor tile_max and tile_sum of
+ * tiles without pages.
  *
  * Rows may have codes in common, as forks have those of their prompt. Where `order` is set, the
  * lists of row r are r * row_lists .. + row_lists - 1, and order names each row once: common[i]
@@ -228,7 +230,7 @@ typedef struct kvf_score_codes_args {
     uint32_t group;     /* query heads per list, 1 .. KVF_GROUP_MAX_HEADS */
     kvf_subgroup sub;   /* heads that take part */
     uint32_t pages_max; /* row stride of mass, >= every pages[l] */
-    uint32_t tiles_max; /* row stride of top and sum, >= the tiles of pages_max */
+    uint32_t tiles_max; /* stride of tile_max and tile_sum, >= the tiles of pages_max */
     float cap;
     const int8_t *q;                 /* [lists, group, head_dim], -127 .. 127, 16-byte aligned */
     const float *q_scale;            /* [lists, group], 0 .. KVF_QUERY_SCALE_MAX */
@@ -244,8 +246,8 @@ typedef struct kvf_score_codes_args {
     const uint64_t *const *bits; /* [lists] -> [blocks]: bit t set = token t of it is skipped */
     const uint32_t *pages;       /* [lists] */
     uint16_t *mass;              /* [lists, group, pages_max] bf16 */
-    float *top;                  /* [lists, group, tiles_max] */
-    float *sum;                  /* [lists, group, tiles_max] */
+    float *tile_max;             /* [lists, group, tiles_max] */
+    float *tile_sum;             /* [lists, group, tiles_max] */
 } kvf_score_codes_args;
 
 /* Tiles of a task. */
@@ -466,16 +468,17 @@ typedef struct kvf_filter_args {
 KVF_TASKS(filter, kvf_filter_args, a->lists)
 
 /* ---- reduce_mass: masses of query heads into scores of pages ----
- * With M the largest top of a row and S = sum over its tiles, in order, of sum * exp(top - M), a
- * page of tile i weighs mass * exp(top_i - M) / S, and its score for one head is top_i + ln mass.
+ * With M the largest tile_max of a head and S = sum over its tiles, in order, of tile_sum *
+ * exp(tile_max - M), a page of tile i weighs mass * exp(tile_max_i - M) / S, and its score for one
+ * head is tile_max_i + ln mass.
  * out[l, p] for p < pages[l] is, over the group's heads in order: MEAN_SOFTMAX: the mean of the
  * weights; MAX: the largest score; SUM: their sum. -INFINITY where no head has a mass >= 0, and in
  * blocks none of whose tokens counts, whose masses are not looked at. A mass of 0 was too small for
  * bf16; its logarithm counts as that of 2^-126.
  *
- * Damage does not spread: a top is taken within +-KVF_REDUCE_TOP_MAX, a sum or mass within 0 ..
- * KVF_REDUCE_MASS_MAX, NaN as the least; a row whose S is below 1/2, which no sound one is, weighs
- * nothing. A task is KVF_REDUCE_PAGES consecutive pages of one list.
+ * Damage does not spread: a tile_max is taken within +-KVF_REDUCE_TOP_MAX, a sum or mass within 0
+ * .. KVF_REDUCE_MASS_MAX, NaN as the least; a head whose S is below 1/2, which no sound one is,
+ * weighs nothing. A task is KVF_REDUCE_PAGES consecutive pages of one list.
  */
 #define KVF_REDUCE_TOP_MAX  0x1p120f
 #define KVF_REDUCE_MASS_MAX 0x1p100f
@@ -488,10 +491,10 @@ typedef struct kvf_reduce_mass_args {
     uint32_t lists;
     uint32_t group;
     uint32_t pages_max; /* row stride of mass and out */
-    uint32_t tiles_max; /* row stride of top and sum */
+    uint32_t tiles_max; /* stride of tile_max and tile_sum */
     const uint16_t *mass;
-    const float *top;
-    const float *sum;
+    const float *tile_max;
+    const float *tile_sum;
     const uint64_t *const *bits; /* [lists] -> [blocks], those that `score_codes` had */
     const uint32_t *pages;       /* [lists] */
     float *out;                  /* [lists, pages_max] */

@@ -74,7 +74,7 @@ static __device__ __forceinline__ uint32_t list_of(const kvf_score_codes_args &a
     return kvf_score_codes_list(&a, c.l + column / a.sub.count * a.row_lists);
 }
 
-/* The row in q, top, sum and mass. */
+/* The row in q, tile_max, tile_sum and mass. */
 static __device__ __forceinline__ uint32_t row_of(const kvf_score_codes_args &a, const columns &c,
                                                   uint32_t column)
 {
@@ -281,7 +281,7 @@ static __device__ void score_codes_heads(const kvf_score_codes_args &a, const ti
         if (lane == 0)
             sums[h * WARPS + warp] = sum;
         if (threadIdx.x == 0)
-            a.top[row * a.tiles_max + t.first / KVF_SCORE_CODES_TOKENS] = top;
+            a.tile_max[row * a.tiles_max + t.first / KVF_SCORE_CODES_TOKENS] = top;
     }
     __syncthreads();
     for (uint32_t h = threadIdx.x; h < a.sub.count; h += blockDim.x) {
@@ -289,7 +289,7 @@ static __device__ void score_codes_heads(const kvf_score_codes_args &a, const ti
         for (uint32_t w = 0; w < WARPS; w++)
             sum += sums[h * WARPS + w];
         const size_t row = (size_t)list * a.group + h;
-        a.sum[row * a.tiles_max + t.first / KVF_SCORE_CODES_TOKENS] = sum;
+        a.tile_sum[row * a.tiles_max + t.first / KVF_SCORE_CODES_TOKENS] = sum;
     }
 }
 
@@ -755,8 +755,8 @@ score_codes_held(const kvf_score_codes_args &a, const tile &t, const columns &co
         for (uint32_t w = 0; w < HELD_WARPS; w++)
             sum += sums[h * HELD_WARPS + w];
         if (row != NO_ROW) {
-            a.top[at] = top[h];
-            a.sum[at] = sum;
+            a.tile_max[at] = top[h];
+            a.tile_sum[at] = sum;
         }
     }
 }
@@ -900,8 +900,8 @@ static kvf_score_codes_args take_subgroup(const kvf_score_codes_args *a, kvf_sub
     one.q = a->q + (size_t)sub.first * a->head_dim;
     one.q_scale = a->q_scale + sub.first;
     one.mass = a->mass + (size_t)sub.first * a->pages_max;
-    one.top = a->top + (size_t)sub.first * a->tiles_max;
-    one.sum = a->sum + (size_t)sub.first * a->tiles_max;
+    one.tile_max = a->tile_max + (size_t)sub.first * a->tiles_max;
+    one.tile_sum = a->tile_sum + (size_t)sub.first * a->tiles_max;
     one.sub.first = 0;
     one.sub.count = sub.count;
     return one;

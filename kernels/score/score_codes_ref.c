@@ -72,7 +72,7 @@ static void score_codes_tile(const kvf_score_codes_args *a, uint32_t list, uint3
         const uint32_t row = list * a->group + g;
         const size_t at = (size_t)row * a->tiles_max + tile;
         score_codes_row(a, codes, row, first, kvf_min_u32(tokens, first + KVF_SCORE_CODES_TOKENS),
-                        a->top + at, a->sum + at);
+                        a->tile_max + at, a->tile_sum + at);
     }
 }
 

@@ -252,7 +252,7 @@ typedef struct queries {
 /* Heads that are weighed together, of one row or several. */
 typedef struct columns {
     const tile *of[HEADS]; /* they have the codes of the first one, and skip tokens of their own */
-    uint32_t row[HEADS];   /* of q, top, sum and mass */
+    uint32_t row[HEADS];   /* of q, tile_max, tile_sum and mass */
     uint32_t count;
 } columns;
 
@@ -547,9 +547,9 @@ static void score_codes_columns(columns *c, const queries *q, uint32_t tile_inde
         uint16_t *const place =
             a->mass + (size_t)c->row[h] * a->pages_max + tile_index * kvf_tile_pages(a->page_size);
         uint16_t thin[KVF_SCORE_CODES_TOKENS], *mass = t->is_thin ? thin : place;
-        a->top[at] = top[h];
-        a->sum[at] = score_codes_pages(s.at[h], top[h] == -INFINITY ? 0.0f : top[h], whole,
-                                       a->page_size, soon);
+        a->tile_max[at] = top[h];
+        a->tile_sum[at] = score_codes_pages(s.at[h], top[h] == -INFINITY ? 0.0f : top[h], whole,
+                                            a->page_size, soon);
         round_masses(mass, s.at[h], pages);
         if (t->any_skipped)
             mark_empty(mass, t);

@@ -109,8 +109,8 @@ static void carve_choices(kvf_kv_group *kv_group, kvf_carver *k)
     KVF_CARVE(k, t->by_codes.rotated, coded, c->query_heads, c->head_dim);
     KVF_CARVE(k, t->by_codes.scale, coded, c->query_heads);
     KVF_CARVE(k, t->by_codes.mass, coded, c->query_heads, by_codes);
-    KVF_CARVE(k, t->by_codes.top, coded, c->query_heads, tiles);
-    KVF_CARVE(k, t->by_codes.sum, coded, c->query_heads, tiles);
+    KVF_CARVE(k, t->by_codes.tile_max, coded, c->query_heads, tiles);
+    KVF_CARVE(k, t->by_codes.tile_sum, coded, c->query_heads, tiles);
     KVF_CARVE(k, t->reduced, s, d->choose_lists, scored);
     const uint64_t ranking = p->segments_max ? s : 0;
     KVF_CARVE(k, t->coarse.scores, ranking, c->query_heads, p->segments_max);

@@ -66,8 +66,8 @@ typedef struct kvf_code_scores {
     int8_t *rotated; /* [R, query_heads, head_dim] queries */
     float *scale;    /* [R, query_heads] of `rotated` */
     uint16_t *mass;  /* [R, query_heads, pages_max] */
-    float *top;      /* [R, query_heads, tiles of pages_max] */
-    float *sum;      /* [R, query_heads, tiles of pages_max] */
+    float *tile_max; /* [R, query_heads, tiles of pages_max] */
+    float *tile_sum; /* [R, query_heads, tiles of pages_max] */
 } kvf_code_scores;
 
 /* Segments that coarse heads rank and choose. */

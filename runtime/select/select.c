@@ -79,8 +79,8 @@ static kvf_reduce_mass_args masses_of(const kvf_step *step)
                                   .pages_max = step->stride,
                                   .tiles_max = kvf_tiles(step->stride, p->shape.page_size),
                                   .mass = t->by_codes.mass,
-                                  .top = t->by_codes.top,
-                                  .sum = t->by_codes.sum,
+                                  .tile_max = t->by_codes.tile_max,
+                                  .tile_sum = t->by_codes.tile_sum,
                                   .bits = step->bits,
                                   .pages = step->pages,
                                   .out = t->reduced};
@@ -139,8 +139,8 @@ static kvf_status score_by_codes(kvf_step *step)
                                               .bits = step->bits,
                                               .pages = step->pages,
                                               .mass = t->by_codes.mass,
-                                              .top = t->by_codes.top,
-                                              .sum = t->by_codes.sum};
+                                              .tile_max = t->by_codes.tile_max,
+                                              .tile_sum = t->by_codes.tile_sum};
     /* Policies with other lists than KV heads have boxes of their own. */
     KVF_ASSERT(p->lists == p->kv_heads && kv_group->dims.choose_lists == p->lists);
     if (!step->is_rotated)

@@ -58,7 +58,7 @@ typedef struct layers {
     uint32_t *order, *none_common, *all_common; /* of rows */
     uint32_t *page_count, *choose;
     uint16_t *mass;
-    float *top, *sum, *scores;
+    float *tile_max, *tile_sum, *scores;
     uint32_t *work, *arrived;
     int32_t *ids, *slot_of_id;
     uint32_t *id_count, *missed, *miss_count;
@@ -184,8 +184,8 @@ static void fill_tables(layers *d)
     d->choose = check_in(c, lists * sizeof(uint32_t));
     d->page_count = check_in(c, lists * sizeof(uint32_t));
     d->mass = check_in(c, rows * d->b.pages * sizeof *d->mass);
-    d->top = check_in(c, rows * tiles * sizeof(float));
-    d->sum = check_in(c, rows * tiles * sizeof(float));
+    d->tile_max = check_in(c, rows * tiles * sizeof(float));
+    d->tile_sum = check_in(c, rows * tiles * sizeof(float));
     d->scores = check_in(c, lists * d->b.pages * sizeof(float));
     d->work = check_in(c, lists * d->b.pages * sizeof *d->work);
     d->arrived = bench_zeros(c, lists * sizeof *d->arrived);
@@ -393,8 +393,8 @@ static kvf_score_codes_args score_codes_args(const layers *d, uint32_t first, ui
                                   .bits = d->bits + list,
                                   .pages = d->page_count + list,
                                   .mass = d->mass + row * d->b.pages,
-                                  .top = d->top + row * tiles,
-                                  .sum = d->sum + row * tiles};
+                                  .tile_max = d->tile_max + row * tiles,
+                                  .tile_sum = d->tile_sum + row * tiles};
 }
 
 /* The form for rows that have codes in common, which these have not. */
@@ -426,8 +426,8 @@ static kvf_reduce_mass_args reduce_mass_args(const layers *d, uint32_t first, ui
                                   .pages_max = d->b.pages,
                                   .tiles_max = score_codes.tiles_max,
                                   .mass = score_codes.mass,
-                                  .top = score_codes.top,
-                                  .sum = score_codes.sum,
+                                  .tile_max = score_codes.tile_max,
+                                  .tile_sum = score_codes.tile_sum,
                                   .bits = score_codes.bits,
                                   .pages = score_codes.pages,
                                   .out = d->scores + (size_t)first * HEADS * d->b.pages};

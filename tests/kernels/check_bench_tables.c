@@ -199,8 +199,8 @@ static kvf_score_codes_args score_args(const bench *b, const bench_tables *t, ui
     a.bits += list;
     a.pages += list;
     a.mass += row * b->pages;
-    a.top += row * a.tiles_max;
-    a.sum += row * a.tiles_max;
+    a.tile_max += row * a.tiles_max;
+    a.tile_sum += row * a.tiles_max;
     return a;
 }
 

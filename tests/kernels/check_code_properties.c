@@ -209,8 +209,9 @@ static void pages_are_sums(check *c, const context *x, uint32_t page_size, kvf_g
                                     .bits = check_put(c, &bits, sizeof bits),
                                     .pages = count,
                                     .mass = check_out(c, (size_t)GROUP * pages * sizeof(uint16_t)),
-                                    .top = check_out(c, (size_t)GROUP * tiles * sizeof(float)),
-                                    .sum = check_out(c, (size_t)GROUP * tiles * sizeof(float))};
+                                    .tile_max = check_out(c, (size_t)GROUP * tiles * sizeof(float)),
+                                    .tile_sum =
+                                        check_out(c, (size_t)GROUP * tiles * sizeof(float))};
     const kvf_reduce_mass_args f = {.kind = kind,
                                     .page_size = page_size,
                                     .block_size = BLOCK,
@@ -219,8 +220,8 @@ static void pages_are_sums(check *c, const context *x, uint32_t page_size, kvf_g
                                     .pages_max = pages,
                                     .tiles_max = tiles,
                                     .mass = w.mass,
-                                    .top = w.top,
-                                    .sum = w.sum,
+                                    .tile_max = w.tile_max,
+                                    .tile_sum = w.tile_sum,
                                     .bits = w.bits,
                                     .pages = count,
                                     .out = check_out(c, pages * sizeof(float))};

@@ -169,7 +169,7 @@ static void compare_masses(check *c, const kvf_score_codes_args *a, uint16_t *co
         const size_t at = (size_t)r * a->pages_max, tile = (size_t)r * a->tiles_max;
         check_elements(c, "mass", mass[1] + at, mass[0] + at, KVF_BF16, a->pages_max, 0x1p-125,
                        0x1p-7);
-        check_elements(c, "sum", sum[1] + tile, sum[0] + tile, KVF_FP32,
+        check_elements(c, "tile_sum", sum[1] + tile, sum[0] + tile, KVF_FP32,
                        kvf_tiles(pages, a->page_size), 0.0, term);
         for (uint32_t p = 0; p < pages; p++)
             if ((mass[0][at + p] ^ mass[1][at + p]) & 0x8000)
@@ -250,24 +250,24 @@ static void score_codes_case(check *c, uint32_t head_dim, uint32_t page_size, ui
     a.pages = pages;
     for (int i = 0; i < 2; i++) {
         mass[i] = a.mass = check_out(c, rows * a.pages_max * sizeof(uint16_t));
-        top[i] = a.top = check_out(c, rows * a.tiles_max * sizeof(float));
-        sum[i] = a.sum = check_out(c, rows * a.tiles_max * sizeof(float));
+        top[i] = a.tile_max = check_out(c, rows * a.tiles_max * sizeof(float));
+        sum[i] = a.tile_sum = check_out(c, rows * a.tiles_max * sizeof(float));
         CHECK_RUN(c, i ? c->var : c->ref, score_codes, &a, i);
         forget_masses(&a);
     }
     /* The same numbers, without a cap; a largest of -0 and +0 may be either. */
-    check_elements(c, "top", top[1], top[0], KVF_FP32, rows * a.tiles_max, 0.0,
+    check_elements(c, "tile_max", top[1], top[0], KVF_FP32, rows * a.tiles_max, 0.0,
                    a.cap > 0.0f ? 1e-6 : 0.0);
     compare_masses(c, &a, mass, sum);
     kvf_score_codes_args apart = put_in_blocks(c, &a);
     apart.mass = check_out(c, rows * a.pages_max * sizeof(uint16_t));
-    apart.top = check_out(c, rows * a.tiles_max * sizeof(float));
-    apart.sum = check_out(c, rows * a.tiles_max * sizeof(float));
+    apart.tile_max = check_out(c, rows * a.tiles_max * sizeof(float));
+    apart.tile_sum = check_out(c, rows * a.tiles_max * sizeof(float));
     CHECK_RUN(c, c->var, score_codes, &apart, 0);
     forget_masses(&apart);
     check_bits(c, "mass by table", apart.mass, mass[1], rows * a.pages_max * sizeof(uint16_t));
-    check_bits(c, "top by table", apart.top, top[1], rows * a.tiles_max * sizeof(float));
-    check_bits(c, "sum by table", apart.sum, sum[1], rows * a.tiles_max * sizeof(float));
+    check_bits(c, "tile_max by table", apart.tile_max, top[1], rows * a.tiles_max * sizeof(float));
+    check_bits(c, "tile_sum by table", apart.tile_sum, sum[1], rows * a.tiles_max * sizeof(float));
 }
 
 /* The front of list l of `a` gets the codes that list `from` of `b` has. */
@@ -312,8 +312,8 @@ static void put_results(check *c, kvf_score_codes_args *a)
 {
     const size_t rows = (size_t)a->lists * a->group;
     a->mass = check_out(c, rows * a->pages_max * sizeof *a->mass);
-    a->top = check_out(c, rows * a->tiles_max * sizeof *a->top);
-    a->sum = check_out(c, rows * a->tiles_max * sizeof *a->sum);
+    a->tile_max = check_out(c, rows * a->tiles_max * sizeof *a->tile_max);
+    a->tile_sum = check_out(c, rows * a->tiles_max * sizeof *a->tile_sum);
 }
 
 static void check_same_results(check *c, const kvf_score_codes_args *a,
@@ -321,8 +321,8 @@ static void check_same_results(check *c, const kvf_score_codes_args *a,
 {
     const size_t rows = (size_t)a->lists * a->group;
     check_bits(c, "mass", a->mass, b->mass, rows * a->pages_max * sizeof *a->mass);
-    check_bits(c, "top", a->top, b->top, rows * a->tiles_max * sizeof *a->top);
-    check_bits(c, "sum", a->sum, b->sum, rows * a->tiles_max * sizeof *a->sum);
+    check_bits(c, "tile_max", a->tile_max, b->tile_max, rows * a->tiles_max * sizeof *a->tile_max);
+    check_bits(c, "tile_sum", a->tile_sum, b->tile_sum, rows * a->tiles_max * sizeof *a->tile_sum);
 }
 
 /* Codes in common are looked at in one place, and give the bits of codes for each. */
@@ -488,8 +488,8 @@ void check_masses(check *c, kvf_reduce_mass_args *a, bool is_damaged, bool has_t
     for (size_t i = 0; i < rows * a->pages_max && has_ties; i++)
         mass[i] = kvf_bf16_from_float((float)check_below(c, 3));
     a->mass = mass;
-    a->top = top;
-    a->sum = sum;
+    a->tile_max = top;
+    a->tile_sum = sum;
 }
 
 static void reduce_mass_case(check *c, kvf_group_reduce kind, uint32_t page_size, uint32_t group,
