@@ -100,7 +100,7 @@ _Static_assert(sizeof(kvf_select) == sizeof(uint32_t), "enums are read as 32 bit
 #define FIELD(field)       KVF_FIELD(kvf_cache_config, field)
 #define COUNT(least, most) .kind = KVF_SETTING_WHOLE, .low = (least), .high = (most)
 
-static const kvf_setting rows[] = {
+static const kvf_setting cache_settings[] = {
     {FIELD(layers), COUNT(1, 1024), .meaning = "layers of the model"},
     {FIELD(query_heads), COUNT(1, 16384), .meaning = "query heads of a layer"},
     {FIELD(kv_heads), COUNT(1, 1024), .meaning = "KV heads of a layer"},
@@ -172,11 +172,11 @@ static const kvf_setting rows[] = {
      .meaning = "bytes that are read from disk together at least; 0 = 128 KiB"},
 };
 
-#define ROWS (sizeof rows / sizeof *rows)
+#define SETTINGS (sizeof cache_settings / sizeof *cache_settings)
 
 const kvf_setting *kvf_cache_setting(uint32_t index)
 {
-    return index < ROWS ? &rows[index] : NULL;
+    return index < SETTINGS ? &cache_settings[index] : NULL;
 }
 
 static kvf_status check_reserved(kvf_context *context, const char *heading, uint32_t value)
@@ -192,7 +192,7 @@ static kvf_status check_reserved(kvf_context *context, const char *heading, uint
 static kvf_status check_ranges(kvf_context *context, const kvf_cache_config *c)
 {
     char text[384];
-    if (kvf_settings_wrong(rows, ROWS, c, text, sizeof text))
+    if (kvf_settings_wrong(cache_settings, SETTINGS, c, text, sizeof text))
         KVF_FAIL(context, KVF_INVALID, "%s", text);
     KVF_TRY(check_reserved(context, "limits", c->reserved_limits));
     KVF_TRY(check_reserved(context, "policy", c->reserved_policy));

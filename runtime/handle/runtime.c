@@ -34,7 +34,7 @@ void kvf_runtime_config_init_sized(kvf_runtime_config *config, size_t size)
 #define FIELD(field)       KVF_FIELD(kvf_runtime_config, field)
 #define COUNT(least, most) .kind = KVF_SETTING_WHOLE, .low = (least), .high = (most)
 
-static const kvf_setting rows[] = {
+static const kvf_setting runtime_settings[] = {
     {FIELD(device), KVF_NAMED(KVF_DEVICE_LIST), .meaning = "where attention runs"},
     {FIELD(device_ordinal), COUNT(0, 1023), .meaning = "which GPU"},
     {FIELD(threads), COUNT(0, THREADS_MAX),
@@ -54,11 +54,11 @@ static const kvf_setting rows[] = {
      .meaning = "file that keeps what was measured of the link"},
 };
 
-#define ROWS (sizeof rows / sizeof *rows)
+#define SETTINGS (sizeof runtime_settings / sizeof *runtime_settings)
 
 const kvf_setting *kvf_runtime_setting(uint32_t index)
 {
-    return index < ROWS ? &rows[index] : NULL;
+    return index < SETTINGS ? &runtime_settings[index] : NULL;
 }
 
 /* Errors from before there is a context. */
@@ -78,7 +78,7 @@ static kvf_status refuse(kvf_error *error, kvf_status status, const char *format
 static kvf_status check_config(const kvf_runtime_config *c, kvf_error *error)
 {
     char text[384];
-    if (kvf_settings_wrong(rows, ROWS, c, text, sizeof text))
+    if (kvf_settings_wrong(runtime_settings, SETTINGS, c, text, sizeof text))
         return refuse(error, KVF_INVALID, "%s", text);
     if (!c->allocator.alloc != !c->allocator.free)
         return refuse(error, KVF_INVALID,

@@ -65,7 +65,7 @@ _Static_assert(sizeof(kvf_pool_kind) == sizeof(uint32_t), "enums are read as 32 
 #define REAL(least, most)  .kind = KVF_SETTING_REAL, .low = (least), .high = (most)
 #define SWITCH             .kind = KVF_SETTING_SWITCH
 
-static const kvf_setting rows[] = {
+static const kvf_setting prune_settings[] = {
     {SETTING(keep), SHARE, .meaning = "share of the prompt that a KV head keeps"},
     {SETTING(keep_tokens), COUNT(0, UINT32_MAX),
      .meaning = "tokens that a KV head keeps; 0 = the share counts"},
@@ -108,11 +108,11 @@ static const kvf_setting rows[] = {
      .meaning = "newest queries, which score a chunk"},
 };
 
-#define ROWS (sizeof rows / sizeof *rows)
+#define SETTINGS (sizeof prune_settings / sizeof *prune_settings)
 
 const kvf_setting *kvf_prune_setting(uint32_t index)
 {
-    return index < ROWS ? &rows[index] : NULL;
+    return index < SETTINGS ? &prune_settings[index] : NULL;
 }
 
 /* ---- the settings of a policy ---- */
@@ -138,9 +138,10 @@ static const char *apply(const kvf_prune_policy *policy, kvf_prune_config *confi
     word w;
     for (const char *at = policy->settings, *next; (next = next_word(at, &w)); at = next) {
         size_t i = 0;
-        while (i < ROWS && strcmp(rows[i].name, w.name) != 0)
+        while (i < SETTINGS && strcmp(prune_settings[i].name, w.name) != 0)
             i++;
-        if (i == ROWS || (w.value[0] && !kvf_setting_parse(&rows[i], w.value, config)))
+        if (i == SETTINGS ||
+            (w.value[0] && !kvf_setting_parse(&prune_settings[i], w.value, config)))
             return at + (*at == ' ');
     }
     return NULL;
@@ -404,7 +405,7 @@ kvf_status kvf_prune_config_valid(const kvf_prune_config *config, const kvf_prun
         return report(&c, error);
     check_policy(&c, config->policy);
     char range[384];
-    if (kvf_settings_wrong(rows, ROWS, config, range, sizeof range))
+    if (kvf_settings_wrong(prune_settings, SETTINGS, config, range, sizeof range))
         complain(&c, "%s", range);
     check_settings(&c, &config->settings, shape);
     check_eviction(&c, config);
