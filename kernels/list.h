@@ -26,7 +26,7 @@
     PLAIN(score, centroids)                                                                        \
     SIMD(score, score_centroids)                                                                   \
     PLAIN(score, filter)                                                                           \
-    PLAIN(select, given)                                                                           \
+    PLAIN(select, caller_scores)                                                                   \
     SIMD(select, topk)                                                                             \
     PLAIN(select, trim)                                                                            \
     PLAIN(select, newest)                                                                          \

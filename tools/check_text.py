@@ -29,6 +29,8 @@ WHOLE = "include/kvferry/kvferry.h"
 RETIRED = (
     (r"kvf_row_bytes",
      r"(kernels|runtime|offload|tests|bench)/"),
+    (r"kvf_given\w*|given_\w+|take_given|takes_given",
+     r"(kernels|runtime)/"),
 )
 
 

@@ -23,38 +23,39 @@
  * Bound: latency. A list of 128K tokens in pages of 4 has 32,768 scores, 32 for each thread.
  */
 
-#define GIVEN_THREADS 1024u
+#define CALLER_THREADS 1024u
 
-static __global__ void __launch_bounds__(GIVEN_THREADS)
-    given_kernel(const __grid_constant__ kvf_given_args a)
+static __global__ void __launch_bounds__(CALLER_THREADS)
+    caller_scores_kernel(const __grid_constant__ kvf_caller_scores_args a)
 {
     const uint32_t list = blockIdx.x, head = list % a.paging.lists;
     kvf_wait_for_earlier();
     kvf_let_next_start();
     const kvf_row *row = &a.row[list / a.paging.lists];
     const uint32_t pages = kvf_row_sealed_pages(&a.paging, row);
-    const size_t first = kvf_given_first(&a, list);
+    const size_t first = kvf_caller_scores_first(&a, list);
     float *out = a.out + (size_t)list * a.stride;
     KVF_ASSERT(pages <= a.stride);
     for (uint32_t i = threadIdx.x; i < pages; i += blockDim.x) {
-        const bool is_given = a.scores && i < a.given_stride;
-        out[i] =
-            is_given && kvf_given_counts(&a.paging, row, head, i) ? a.scores[first + i] : -INFINITY;
+        const bool is_scored = a.scores && i < a.caller_stride;
+        out[i] = is_scored && kvf_caller_page_counts(&a.paging, row, head, i) ? a.scores[first + i]
+                                                                              : -INFINITY;
     }
     if (a.scores)
         return;
     __syncthreads();
-    for (uint32_t i = threadIdx.x; i < a.given_stride; i += blockDim.x) {
+    for (uint32_t i = threadIdx.x; i < a.caller_stride; i += blockDim.x) {
         const uint32_t page = (uint32_t)a.ids[first + i]; /* -1 is none */
-        if (kvf_given_counts(&a.paging, row, head, page))
-            atomicMax((int *)&out[page], (int)kvf_float_bits((float)(a.given_stride - i)));
+        if (kvf_caller_page_counts(&a.paging, row, head, page))
+            atomicMax((int *)&out[page], (int)kvf_float_bits((float)(a.caller_stride - i)));
     }
 }
 
-extern "C" int kvf_given_cuda(const void *args, uint32_t tasks, void *stream)
+extern "C" int kvf_caller_scores_cuda(const void *args, uint32_t tasks, void *stream)
 {
-    return kvf_cuda_launch_early<given_kernel>(dim3(tasks), dim3(GIVEN_THREADS), 0,
-                                               (cudaStream_t)stream, *(const kvf_given_args *)args);
+    return kvf_cuda_launch_early<caller_scores_kernel>(dim3(tasks), dim3(CALLER_THREADS), 0,
+                                                       (cudaStream_t)stream,
+                                                       *(const kvf_caller_scores_args *)args);
 }
 
 /*

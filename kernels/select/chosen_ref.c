@@ -20,23 +20,24 @@
  * is known to name a page.
  */
 
-void kvf_given_ref(const void *args, uint32_t task)
+void kvf_caller_scores_ref(const void *args, uint32_t task)
 {
-    const kvf_given_args *a = args;
+    const kvf_caller_scores_args *a = args;
     const kvf_paging *p = &a->paging;
     const kvf_row *row = &a->row[task / p->lists];
     const uint32_t head = task % p->lists, pages = kvf_row_sealed_pages(p, row);
-    const size_t first = kvf_given_first(a, task);
+    const size_t first = kvf_caller_scores_first(a, task);
     float *out = a->out + (size_t)task * a->stride;
     KVF_ASSERT(pages <= a->stride);
     for (uint32_t i = 0; i < pages; i++) {
-        const int is_given = a->scores && i < a->given_stride;
-        out[i] = is_given && kvf_given_counts(p, row, head, i) ? a->scores[first + i] : -INFINITY;
+        const int is_scored = a->scores && i < a->caller_stride;
+        out[i] =
+            is_scored && kvf_caller_page_counts(p, row, head, i) ? a->scores[first + i] : -INFINITY;
     }
-    for (uint32_t i = a->scores ? 0 : a->given_stride; i-- > 0;) {
+    for (uint32_t i = a->scores ? 0 : a->caller_stride; i-- > 0;) {
         const uint32_t page = (uint32_t)a->ids[first + i]; /* -1 is none */
-        if (kvf_given_counts(p, row, head, page))
-            out[page] = (float)(a->given_stride - i);
+        if (kvf_caller_page_counts(p, row, head, page))
+            out[page] = (float)(a->caller_stride - i);
     }
 }
 

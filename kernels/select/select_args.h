@@ -11,37 +11,37 @@
 #include "score/score_args.h"
 #include "slots.h"
 
-/* ---- given: what the caller wants as scores of pages, for topk ----
- * For every list l and sealed page p: out[l, p] = scores[l, p]; or, with ids, given_stride - i for
+/* ---- caller_scores: what the caller selects as scores of pages, for topk ----
+ * For every list l and sealed page p: out[l, p] = scores[l, p]; or, with ids, caller_stride - i for
  * the first i with ids[l, i] == p. A page that ids do not name, and a page whose tokens are all in
  * the static store, gets -INFINITY. One task per list.
  */
-#define KVF_GIVEN_STRIDE_MAX (1u << 24) /* places that differ as floats */
-typedef struct kvf_given_args {
+#define KVF_CALLER_STRIDE_MAX (1u << 24) /* places that differ as floats */
+typedef struct kvf_caller_scores_args {
     kvf_paging paging; /* lists == kv_heads */
     uint32_t rows;
     uint32_t stride; /* row stride of out, >= every number of sealed pages */
-    uint32_t given_stride;
-    uint32_t given_heads;  /* lists of a row that are given */
+    uint32_t caller_stride;
+    uint32_t caller_heads; /* lists of a row that the caller has */
     const uint32_t *heads; /* [lists] which of these each is; NULL = the same */
     const kvf_row *row;    /* [rows] */
-    const float *scores;   /* [rows, given_heads, given_stride] or NULL */
+    const float *scores;   /* [rows, caller_heads, caller_stride] or NULL */
     const int32_t *ids;    /* the same shape; used if scores is NULL */
     float *out;            /* [rows * lists, stride] */
-} kvf_given_args;
-KVF_TASKS(given, kvf_given_args, a->rows * a->paging.lists)
+} kvf_caller_scores_args;
+KVF_TASKS(caller_scores, kvf_caller_scores_args, a->rows * a->paging.lists)
 
-/* Where what is given for a list begins, in scores or ids. */
-KVF_INLINE size_t kvf_given_first(const kvf_given_args *a, uint32_t list)
+/* Where the caller's numbers for a list begin, in scores or ids. */
+KVF_INLINE size_t kvf_caller_scores_first(const kvf_caller_scores_args *a, uint32_t list)
 {
     const uint32_t lists = a->paging.lists, of_row = list % lists;
     const uint32_t head = a->heads ? a->heads[of_row] : of_row;
-    return ((size_t)(list / lists) * a->given_heads + head) * a->given_stride;
+    return ((size_t)(list / lists) * a->caller_heads + head) * a->caller_stride;
 }
 
 /* A sealed page that the step does not attend to anyway. */
-KVF_INLINE uint32_t kvf_given_counts(const kvf_paging *p, const kvf_row *row, uint32_t head,
-                                     uint32_t page)
+KVF_INLINE uint32_t kvf_caller_page_counts(const kvf_paging *p, const kvf_row *row, uint32_t head,
+                                           uint32_t page)
 {
     return page < kvf_row_sealed_pages(p, row) &&
            kvf_row_skip(p, row, head, page) != kvf_live_bits(p->shape.page_size, 0);

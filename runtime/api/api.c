@@ -260,27 +260,27 @@ kvf_status kvf_buffers_check(const kvf_cache *cache, const void *q, const void *
     return KVF_OK;
 }
 
-kvf_status kvf_given_check(const kvf_cache *cache, const float *scores, const int32_t *ids,
-                           uint32_t stride)
+kvf_status kvf_caller_selection_check(const kvf_cache *cache, const float *scores,
+                                      const int32_t *ids, uint32_t stride)
 {
     const char *name = scores ? "page_scores" : "page_ids";
-    const void *given = scores ? (const void *)scores : ids;
-    if (!given)
+    const void *selection = scores ? (const void *)scores : ids;
+    if (!selection)
         return KVF_OK;
     if (scores && ids)
         KVF_FAIL(cache->context, KVF_INVALID,
                  "page_scores and page_ids are both set; pass one, and NULL for the other");
-    if (!kvf_takes_given(kvf_select_find(cache->config.select)))
+    if (!kvf_takes_caller_selection(kvf_select_find(cache->config.select)))
         KVF_FAIL(cache->context, KVF_UNSUPPORTED,
                  "%s is set with select = %s, which does not choose pages for KV heads by score; "
                  "leave it NULL, or open with select dynamic",
                  name, kvf_select_name(cache->config.select));
-    if (stride == 0 || stride > KVF_GIVEN_STRIDE_MAX)
+    if (stride == 0 || stride > KVF_CALLER_STRIDE_MAX)
         KVF_FAIL(cache->context, KVF_INVALID, "page_stride = %u: lists of %s have 1 to %u entries",
-                 stride, name, KVF_GIVEN_STRIDE_MAX);
-    if ((uintptr_t)given % sizeof(float))
+                 stride, name, KVF_CALLER_STRIDE_MAX);
+    if ((uintptr_t)selection % sizeof(float))
         KVF_FAIL(cache->context, KVF_INVALID, "%s = %p: must be a multiple of 4 bytes", name,
-                 given);
+                 selection);
     return KVF_OK;
 }
 
@@ -385,7 +385,8 @@ static kvf_status check_step(kvf_cache *cache, const kvf_decode_args *args)
 {
     if (!args->q || !args->sequences)
         KVF_FAIL(cache->context, KVF_INVALID, "q or sequences is NULL; pass the batch");
-    KVF_TRY(kvf_given_check(cache, args->page_scores, args->page_ids, args->page_stride));
+    KVF_TRY(
+        kvf_caller_selection_check(cache, args->page_scores, args->page_ids, args->page_stride));
     return check_rows(cache, args);
 }
 

@@ -21,7 +21,7 @@ KVF_CHECKED kvf_status kvf_leave(kvf_cache *cache, kvf_status status);
 KVF_CHECKED kvf_status kvf_buffers_check(const kvf_cache *cache, const void *q, const void *k,
                                          const void *v, const void *out);
 /* The caller's own selection, of a decode step. */
-KVF_CHECKED kvf_status kvf_given_check(const kvf_cache *cache, const float *scores,
-                                       const int32_t *ids, uint32_t stride);
+KVF_CHECKED kvf_status kvf_caller_selection_check(const kvf_cache *cache, const float *scores,
+                                                  const int32_t *ids, uint32_t stride);
 
 #endif

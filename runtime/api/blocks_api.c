@@ -271,7 +271,8 @@ static kvf_status decode(kvf_blocks *blocks, const kvf_blocks_decode_args *args,
     KVF_TRY(take_rows(blocks, own.rows, rows_size, &rows));
     own.rows = &rows;
     KVF_TRY(check_rows(blocks, own.layer, &rows, own.q, own.out));
-    KVF_TRY(kvf_given_check(blocks->cache, own.page_scores, own.page_ids, own.page_stride));
+    KVF_TRY(
+        kvf_caller_selection_check(blocks->cache, own.page_scores, own.page_ids, own.page_stride));
     return kvf_block_step(blocks, &own, stream);
 }
 

@@ -264,7 +264,8 @@ kvf_status kvf_block_step(kvf_blocks *blocks, const kvf_blocks_decode_args *args
     const void *q = kvf_inputs_seen(blocks->cache, args->q, NULL, NULL).q;
     kvf_step step = step_of(blocks, args->layer, args->rows->rows, q, stream);
     const kvf_fill_nan_args fill = fill_nan_of(blocks, args->rows->rows, args->out, args->lse);
-    step.given = (kvf_given){args->page_scores, args->page_ids, args->page_stride};
+    step.caller_selection =
+        (kvf_caller_selection){args->page_scores, args->page_ids, args->page_stride};
     KVF_TRY(begin(blocks, &step, args->rows));
     KVF_TRY(kvf_inputs_round(&step, args->q, NULL, NULL, step.rows));
     KVF_TRY(average(blocks, &step));

@@ -43,7 +43,7 @@ typedef struct kvf_select_policy {
 } kvf_select_policy;
 
 /* The caller's scores of pages per KV head can take the place of its own. */
-static inline bool kvf_takes_given(const kvf_select_policy *policy)
+static inline bool kvf_takes_caller_selection(const kvf_select_policy *policy)
 {
     return policy->choose == KVF_CHOOSE_TOP && !policy->per_query_head && !policy->per_layer;
 }

@@ -14,11 +14,11 @@
 #include "score/score_args.h"
 
 /* The caller's own selection, in device memory: one of both, or by digest. */
-typedef struct kvf_given {
+typedef struct kvf_caller_selection {
     const float *scores; /* [rows, KV heads of the layer, stride] */
     const int32_t *ids;  /* the same shape */
     uint32_t stride;
-} kvf_given;
+} kvf_caller_selection;
 
 /* Per score list of a KV group that has centroids; a hot head has count 0 and NULL. */
 typedef struct kvf_coarse_lists {
@@ -68,7 +68,7 @@ typedef struct kvf_step {
     const kvf_decode_args
         *caller;         /* whose numbers the launch that appends rounds; NULL: others do */
     uint32_t is_rotated; /* 1: that launch rotates queries, too */
-    kvf_given given;
+    kvf_caller_selection caller_selection;
     const uint32_t
         *heads;      /* of the layer, by those of the KV group, on the device; NULL = the same */
     uint32_t stride; /* of score rows: most sealed pages of a row, at least 1 */

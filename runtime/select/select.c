@@ -87,14 +87,15 @@ static kvf_reduce_mass_args masses_of(const kvf_step *step)
 }
 
 /* The caller says what pages score, or which ones it wants. */
-static bool is_given(const kvf_step *step)
+static bool has_caller_selection(const kvf_step *step)
 {
-    return step->given.scores || step->given.ids;
+    return step->caller_selection.scores || step->caller_selection.ids;
 }
 
 bool kvf_select_rotates(const kvf_step *step)
 {
-    return step->kv_group->policy->scores_pages && kvf_has_codes(step->kv_group) && !is_given(step);
+    return step->kv_group->policy->scores_pages && kvf_has_codes(step->kv_group) &&
+           !has_caller_selection(step);
 }
 
 kvf_reduce_mass_args kvf_select_masses(const kvf_step *step)
@@ -151,21 +152,21 @@ static kvf_status score_by_codes(kvf_step *step)
 }
 
 /* The caller's scores, or its pages as scores. */
-static kvf_status take_given(kvf_step *step)
+static kvf_status take_caller_selection(kvf_step *step)
 {
     const kvf_kv_group *kv_group = step->kv_group;
-    const kvf_given_args args = {.paging = kv_group->dims.paging,
-                                 .rows = step->rows,
-                                 .stride = step->stride,
-                                 .given_stride = step->given.stride,
-                                 .given_heads = step->cache->config.kv_heads,
-                                 .heads = step->heads,
-                                 .row = step->row,
-                                 .scores = step->given.scores,
-                                 .ids = step->given.ids,
-                                 .out = kv_group->tables.reduced};
-    KVF_ASSERT(kvf_takes_given(kv_group->policy));
-    return KVF_LAUNCH(step, given, args);
+    const kvf_caller_scores_args args = {.paging = kv_group->dims.paging,
+                                         .rows = step->rows,
+                                         .stride = step->stride,
+                                         .caller_stride = step->caller_selection.stride,
+                                         .caller_heads = step->cache->config.kv_heads,
+                                         .heads = step->heads,
+                                         .row = step->row,
+                                         .scores = step->caller_selection.scores,
+                                         .ids = step->caller_selection.ids,
+                                         .out = kv_group->tables.reduced};
+    KVF_ASSERT(kvf_takes_caller_selection(kv_group->policy));
+    return KVF_LAUNCH(step, caller_scores, args);
 }
 
 kvf_status kvf_select_score(kvf_step *step)
@@ -173,8 +174,8 @@ kvf_status kvf_select_score(kvf_step *step)
     const kvf_kv_group *kv_group = step->kv_group;
     const kvf_paging *p = &kv_group->dims.paging;
     const kvf_select_policy *policy = kv_group->policy;
-    if (is_given(step))
-        return take_given(step);
+    if (has_caller_selection(step))
+        return take_caller_selection(step);
     if (kvf_has_codes(kv_group))
         return score_by_codes(step);
     const kvf_score_args score = {.shape = p->shape,

@@ -76,7 +76,8 @@ kvf_status kvf_pages_select(kvf_step *step, const kvf_decode_args *args, const k
 {
     kvf_layer_counters *counters = kvf_counters_device(step->kv_group, step->index);
     step->q = args->q;
-    step->given = (kvf_given){args->page_scores, args->page_ids, args->page_stride};
+    step->caller_selection =
+        (kvf_caller_selection){args->page_scores, args->page_ids, args->page_stride};
     KVF_TRY(kvf_step_stamp(step, NULL));
     KVF_TRY(append(step, args));
     KVF_TRY(kvf_step_stamp(step, &counters->append_ns));

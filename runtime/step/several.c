@@ -95,7 +95,7 @@ static kvf_decode_args some_rows(const kvf_cache *cache, const kvf_decode_args *
     const size_t of_query = kvf_dtype_bytes(kvf_query_dtype(c)) * c->query_heads;
     const size_t of_key = kvf_dtype_bytes(kvf_key_dtype(c)) * c->kv_heads;
     const size_t key = (size_t)first * c->head_dim, value = (size_t)first * c->value_dim;
-    const size_t given = (size_t)first * c->kv_heads * args->page_stride;
+    const size_t selected = (size_t)first * c->kv_heads * args->page_stride;
     return (kvf_decode_args){
         .layer = args->layer,
         .batch = end - first,
@@ -106,8 +106,8 @@ static kvf_decode_args some_rows(const kvf_cache *cache, const kvf_decode_args *
         .positions = args->positions ? args->positions + first : NULL,
         .out = (char *)args->out + value * of_query,
         .lse = args->lse ? args->lse + (size_t)first * c->query_heads : NULL,
-        .page_scores = args->page_scores ? args->page_scores + given : NULL,
-        .page_ids = args->page_ids ? args->page_ids + given : NULL,
+        .page_scores = args->page_scores ? args->page_scores + selected : NULL,
+        .page_ids = args->page_ids ? args->page_ids + selected : NULL,
         .page_stride = args->page_stride,
     };
 }

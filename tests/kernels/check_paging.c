@@ -2,7 +2,7 @@
 
 /*
  * Kernels on page tables and lists against their references: stamp, table, append, seal, newest,
- * given, trim, spread, mask, assemble, select, fetch, csr_out, csr_in, overlap, compare.
+ * caller_scores, trim, spread, mask, assemble, select, fetch, csr_out, csr_in, overlap, compare.
  *
  * Bit for bit, except that stamp reads a clock, and that compare calls exp(): two good exponentials
  * differ by an ulp or two, so a recall of at most `heads` terms is held to 1e-14 of itself. Where a
@@ -228,23 +228,23 @@ static void newest_case(check *c)
 }
 
 /* Ids that name no page, or one that was named, are among them. */
-static void given_case(check *c, bool by_score)
+static void caller_scores_case(check *c, bool by_score)
 {
     check_rows w;
     if (!CHECK_ROWS(c, &w, by_score ? "given scores" : "given ids", .rows = 1 + check_below(c, 3),
                     .blocks_max = 1 + check_below(c, 400), .by_kv_head = true, .pool_blocks = 8))
         return;
     const uint32_t lists = w.rows * w.p.lists;
-    kvf_given_args a = {.paging = w.p,
-                        .rows = w.rows,
-                        .stride = w.p.pages_max + check_below(c, 3),
-                        .given_stride = 1 + check_below(c, 2 * w.p.pages_max),
-                        .given_heads = w.p.lists + check_below(c, 3),
-                        .row = w.row};
-    const size_t entries = (size_t)w.rows * a.given_heads * a.given_stride;
+    kvf_caller_scores_args a = {.paging = w.p,
+                                .rows = w.rows,
+                                .stride = w.p.pages_max + check_below(c, 3),
+                                .caller_stride = 1 + check_below(c, 2 * w.p.pages_max),
+                                .caller_heads = w.p.lists + check_below(c, 3),
+                                .row = w.row};
+    const size_t entries = (size_t)w.rows * a.caller_heads * a.caller_stride;
     uint32_t *heads = check_in(c, w.p.lists * sizeof *heads);
     for (uint32_t l = 0; l < w.p.lists; l++)
-        heads[l] = a.given_heads - 1 - l;
+        heads[l] = a.caller_heads - 1 - l;
     a.heads = check_below(c, 2) ? heads : NULL;
     if (by_score) {
         float *scores = check_in(c, entries * sizeof *scores);
@@ -262,7 +262,7 @@ static void given_case(check *c, bool by_score)
         a.ids = ids;
     }
     a.out = check_changed(c, "out", (size_t)lists * a.stride * sizeof *a.out);
-    CHECK_BOTH(c, given, &a);
+    CHECK_BOTH(c, caller_scores, &a);
 }
 
 static uint32_t tokens_of(const kvf_trim_args *a, uint32_t list, int32_t id)
@@ -714,7 +714,7 @@ void check_lists(check *c)
     for (uint32_t i = 0; i < 10; i++)
         newest_case(c);
     for (uint32_t i = 0; i < 16; i++)
-        given_case(c, i % 2);
+        caller_scores_case(c, i % 2);
     for (uint32_t i = 0; i < 16; i++)
         trim_case(c);
     for (uint32_t i = 0; i < 12; i++)
