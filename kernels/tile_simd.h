@@ -44,9 +44,9 @@ KVF_ALWAYS_INLINE void strips_put(query_strips *q, uint32_t row, const void *fro
     float wide[KVF_HEAD_DIM_MAX];
     float *to = q->at + (size_t)(row / STRIP) * STRIP * s->head_dim + row % STRIP;
     if (s->dtype == KVF_BF16)
-        vf_widen_row(wide, from, KVF_BF16, s->head_dim);
+        vf_widen_array(wide, from, KVF_BF16, s->head_dim);
     else
-        vf_widen_row(wide, from, s->dtype, s->head_dim);
+        vf_widen_array(wide, from, s->dtype, s->head_dim);
     for (uint32_t d = 0; d < s->head_dim; d++)
         to[d * STRIP] = wide[d] * scale;
 }

@@ -31,6 +31,10 @@ RETIRED = (
      r"(kernels|runtime|offload|tests|bench)/"),
     (r"kvf_given\w*|given_\w+|take_given|takes_given",
      r"(kernels|runtime)/"),
+    (r"vf_(?:round|widen)_row|quantized_rows|store_row",
+     r"(include|kernels|runtime)/"),
+    (r"[Rr]ows?",
+     r"kernels/(score/(codes|encode_simd)|move/quantized(_simd)?\.c?u?h)"),
 )
 
 

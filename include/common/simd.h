@@ -131,7 +131,7 @@ KVF_ALWAYS_INLINE float vf_largest(vf x)
 #endif
 }
 
-/* Elements that vf_load2 reads; rows in local buffers are padded to a multiple of it. */
+/* Elements that vf_load2 reads; arrays in local buffers are padded to a multiple of it. */
 #define VF_PAIR (2u * VF_LANES)
 
 typedef struct vf2 {
@@ -207,7 +207,7 @@ KVF_ALWAYS_INLINE void vf_store2(float *to, kvf_dtype dtype, vf2 x)
 }
 
 /* Round to nearest and store `count` floats, a multiple of 16, as `dtype`. */
-KVF_ALWAYS_INLINE void vf_round_row(void *to, kvf_dtype dtype, const float *from, uint32_t count)
+KVF_ALWAYS_INLINE void vf_round_array(void *to, kvf_dtype dtype, const float *from, uint32_t count)
 {
     if (dtype == KVF_FP32)
         memcpy(to, from, count * sizeof *from);
@@ -220,7 +220,7 @@ KVF_ALWAYS_INLINE void vf_round_row(void *to, kvf_dtype dtype, const float *from
 }
 
 /* Widen `count` elements, a multiple of 16, in order. */
-KVF_ALWAYS_INLINE void vf_widen_row(float *to, const void *from, kvf_dtype dtype, uint32_t count)
+KVF_ALWAYS_INLINE void vf_widen_array(float *to, const void *from, kvf_dtype dtype, uint32_t count)
 {
     for (uint32_t i = 0; i < count; i += VF_LANES)
         vf_store(to + i, vf_load_as(from, dtype, i));

@@ -95,12 +95,12 @@ KVF_ALWAYS_INLINE vf vf_add_pairs(vf a, vf b)
 
 #define VF_TRANSPOSE 8u
 
-KVF_ALWAYS_INLINE void vf_transpose(float *to, size_t stride, vf row[8])
+KVF_ALWAYS_INLINE void vf_transpose(float *to, size_t stride, vf line[8])
 {
     vf a[8], b[8];
     for (int i = 0; i < 4; i++) {
-        a[2 * i] = _mm256_unpacklo_ps(row[2 * i], row[2 * i + 1]);
-        a[2 * i + 1] = _mm256_unpackhi_ps(row[2 * i], row[2 * i + 1]);
+        a[2 * i] = _mm256_unpacklo_ps(line[2 * i], line[2 * i + 1]);
+        a[2 * i + 1] = _mm256_unpackhi_ps(line[2 * i], line[2 * i + 1]);
     }
     for (int i = 0; i < 2; i++)
         for (int k = 0; k < 2; k++) {

@@ -132,22 +132,22 @@ KVF_ALWAYS_INLINE vf vf_scale(vf x, vf n)
 
 #define VF_TRANSPOSE 4u
 
-KVF_ALWAYS_INLINE __m128 vf_quarter(const void *row, kvf_dtype dtype, size_t i)
+KVF_ALWAYS_INLINE __m128 vf_quarter(const void *key, kvf_dtype dtype, size_t i)
 {
     if (dtype == KVF_FP32)
-        return _mm_loadu_ps((const float *)row + i);
-    __m128i x = _mm_loadl_epi64((const __m128i *)(const void *)((const uint16_t *)row + i));
+        return _mm_loadu_ps((const float *)key + i);
+    __m128i x = _mm_loadl_epi64((const __m128i *)(const void *)((const uint16_t *)key + i));
     if (dtype == KVF_FP16)
         return _mm_cvtph_ps(x);
     return _mm_castsi128_ps(_mm_unpacklo_epi16(_mm_setzero_si128(), x));
 }
 
 /* By quarters: the transposition is a small part of a tile's work at any width. */
-KVF_ALWAYS_INLINE void vf_transpose_keys(float *to, size_t stride, const void *const *rows,
+KVF_ALWAYS_INLINE void vf_transpose_keys(float *to, size_t stride, const void *const *keys,
                                          kvf_dtype dtype, size_t i)
 {
-    __m128 r0 = vf_quarter(rows[0], dtype, i), r1 = vf_quarter(rows[1], dtype, i);
-    __m128 r2 = vf_quarter(rows[2], dtype, i), r3 = vf_quarter(rows[3], dtype, i);
+    __m128 r0 = vf_quarter(keys[0], dtype, i), r1 = vf_quarter(keys[1], dtype, i);
+    __m128 r2 = vf_quarter(keys[2], dtype, i), r3 = vf_quarter(keys[3], dtype, i);
     _MM_TRANSPOSE4_PS(r0, r1, r2, r3);
     _mm_storeu_ps(to, r0);
     _mm_storeu_ps(to + stride, r1);

@@ -523,7 +523,7 @@ static void begin_quantized(block *b, const kvf_attend_args *a, uint32_t rows)
             x[4 * d + g] = 0.0f;
     for (uint32_t g = 0; g < rows; g++) {
         memset(b->sums[g], 0, sizeof b->sums[g]);
-        vf_widen_row(b->rotated[g], b->raw[g], a->shape.dtype, head_dim);
+        vf_widen_array(b->rotated[g], b->raw[g], a->shape.dtype, head_dim);
         for (uint32_t d = 0; d < head_dim; d++)
             x[4 * d + g] = kvf_bits_float(kvf_float_bits(b->rotated[g][d]) ^ kvf_code_sign(d));
     }

@@ -68,8 +68,8 @@ static void merge_heads(const kvf_merge_args *a, uint32_t list, uint32_t first, 
         const vf inverse = vf_set(any ? 1.0f / x.sum[g] : 0.0f);
         for (uint32_t d = 0; d < value_dim; d += VF_LANES)
             vf_store(x.o[g] + d, vf_mul(vf_load(x.o[g] + d), inverse));
-        vf_round_row(kvf_offset_mut(a->out, row * kvf_value_bytes(&a->shape)), a->shape.dtype,
-                     x.o[g], value_dim);
+        vf_round_array(kvf_offset_mut(a->out, row * kvf_value_bytes(&a->shape)), a->shape.dtype,
+                       x.o[g], value_dim);
         if (a->lse)
             a->lse[row] = any ? x.top[g] + logf(x.sum[g]) : -INFINITY;
     }

@@ -126,7 +126,7 @@ KVF_ALWAYS_INLINE void put_query(row_block *b, const kvf_prefill_kernel_args *a,
     const void *q = kvf_offset(a->q, at);
     _Alignas(64) uint16_t rounded[KVF_HEAD_DIM_MAX];
     if (a->q_dtype != s->dtype) {
-        vf_round_row(rounded, s->dtype, q, s->head_dim);
+        vf_round_array(rounded, s->dtype, q, s->head_dim);
         q = rounded;
     }
     strips_put(&b->q, row, q, s, a->scale * KVF_LOG2E);
@@ -170,8 +170,8 @@ KVF_ALWAYS_INLINE void end_block(row_block *b, const kvf_prefill_kernel_args *a)
         const vf inverse = vf_set(any ? 1.0f / b->sum[r] : 0.0f);
         for (uint32_t d = 0; d < value_dim; d += VF_LANES)
             vf_store(o + d, vf_mul(vf_load(o + d), inverse));
-        vf_round_row(kvf_offset_mut(a->out, b->at[r] * value_dim * kvf_dtype_bytes(a->out_dtype)),
-                     a->out_dtype, o, value_dim);
+        vf_round_array(kvf_offset_mut(a->out, b->at[r] * value_dim * kvf_dtype_bytes(a->out_dtype)),
+                       a->out_dtype, o, value_dim);
         if (a->lse)
             a->lse[b->at[r]] = any ? b->top[r] * KVF_LN2 + logf(b->sum[r]) : -INFINITY;
     }

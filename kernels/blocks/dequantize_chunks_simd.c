@@ -15,9 +15,9 @@ void KVF_SIMD_NAME(dequantize_chunks)(const void *args, uint32_t task)
     const kvf_dequantize_chunks_args *a = args;
     kvf_quantized_run run;
     code_tile tile;
-    quantized_rows rows;
+    token_vectors vectors;
     const uint32_t tokens = kvf_dequantize_chunks_begin(a, task, &run);
     for (uint32_t first = 0; first < tokens; first += KVF_CODE_LANES)
         dequantize_tokens(&a->paging.shape, &run, first,
-                          kvf_min_u32(KVF_CODE_LANES, tokens - first), &tile, &rows);
+                          kvf_min_u32(KVF_CODE_LANES, tokens - first), &tile, &vectors);
 }

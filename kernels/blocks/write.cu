@@ -121,7 +121,7 @@ static __device__ __forceinline__ bool rounds_to_finite(float x, kvf_dtype dtype
     return fabsf(x) < kvf_rounds_below(dtype);
 }
 
-/* copy_head of rows in fp32, which are rounded. */
+/* copy_head of tokens in fp32, which are rounded. */
 static __device__ __forceinline__ bool round_head(char *to, const float *k, const float *v,
                                                   const kvf_shape *s)
 {
@@ -192,27 +192,27 @@ static __global__ void __launch_bounds__(WARPS_MAX *KVF_WARP_LANES, BLOCKS)
 
 /* ---- quantized ---- */
 
-/* The type that rows come in. */
+/* The type that tokens come in. */
 static __device__ __forceinline__ kvf_dtype dtype_in(const kvf_write_args &a)
 {
     return a.is_wide ? KVF_FP32 : a.shape.dtype;
 }
 
-/* Whether a row of all heads has what is not finite, rounded; each thread its share. */
-static __device__ __forceinline__ bool look(const kvf_write_args &a, const void *row,
+/* Whether a token of all heads has what is not finite, rounded; each thread its share. */
+static __device__ __forceinline__ bool look(const kvf_write_args &a, const void *token,
                                             uint32_t count)
 {
     bool bad = false;
     for (uint32_t i = threadIdx.x; i < count; i += blockDim.x)
-        bad = bad || !rounds_to_finite(kvf_element_get(row, dtype_in(a), i), a.shape.dtype);
+        bad = bad || !rounds_to_finite(kvf_element_get(token, dtype_in(a), i), a.shape.dtype);
     return bad;
 }
 
-/* The row of a head in fp32, as the element type has it; zeros if the token is nonfinite. */
+/* The vector of a head in fp32, as the element type has it; zeros if the token is nonfinite. */
 static __device__ __forceinline__ void load(const kvf_write_args &a, float x[KVF_CODE_WORDS],
-                                            const void *row, bool is_nonfinite, uint32_t words)
+                                            const void *vector, bool is_nonfinite, uint32_t words)
 {
-    quantized_load(x, row, dtype_in(a), words);
+    quantized_load(x, vector, dtype_in(a), words);
     if (a.is_wide)
         round_to(a.shape.dtype, x);
     for (uint32_t i = 0; is_nonfinite && i < KVF_CODE_WORDS; i++)
@@ -307,8 +307,8 @@ extern "C" int kvf_write_cuda(const void *args, uint32_t, void *stream)
 #define ADMIT_BLOCKS  4u /* per multiprocessor: without it the compiler spills to have six */
 
 /* A key or a value, or zeros, by a warp. */
-static __device__ __forceinline__ void copy_row(char *to, const char *from, uint32_t bytes,
-                                                bool is_nonfinite)
+static __device__ __forceinline__ void copy_vector(char *to, const char *from, uint32_t bytes,
+                                                   bool is_nonfinite)
 {
     const uint32_t lane = threadIdx.x % KVF_WARP_LANES;
     if ((size_t)from % 16 == 0)
@@ -321,8 +321,8 @@ static __device__ __forceinline__ void copy_row(char *to, const char *from, uint
 }
 
 /* The same of `count` numbers in fp32, rounded. */
-static __device__ __forceinline__ void round_row(char *to, const float *from, uint32_t count,
-                                                 bool is_nonfinite, kvf_dtype dtype)
+static __device__ __forceinline__ void round_vector(char *to, const float *from, uint32_t count,
+                                                    bool is_nonfinite, kvf_dtype dtype)
 {
     for (uint32_t i = threadIdx.x % KVF_WARP_LANES * 4; i < count; i += KVF_WARP_LANES * 4)
         kvf_store4(to, dtype, i, is_nonfinite ? make_float4(0, 0, 0, 0) : load4(from + i));
@@ -348,14 +348,14 @@ admit_written_page(const kvf_write_args &a, const kvf_row *row, uint32_t head, u
             const uint32_t dim = p->shape.head_dim, value_dim = kvf_value_dim(&p->shape);
             const float *k = (const float *)a.k + i * a.k_stride + head * dim;
             const float *v = (const float *)a.v + i * a.v_stride + head * value_dim;
-            round_row(to, k, dim, is_nonfinite, p->shape.dtype);
-            round_row(to + bytes, v, value_dim, is_nonfinite, p->shape.dtype);
+            round_vector(to, k, dim, is_nonfinite, p->shape.dtype);
+            round_vector(to + bytes, v, value_dim, is_nonfinite, p->shape.dtype);
             continue;
         }
-        copy_row(to, (const char *)a.k + i * a.k_stride * element + head * bytes, bytes,
-                 is_nonfinite);
-        copy_row(to + bytes, (const char *)a.v + i * a.v_stride * element + head * value_bytes,
-                 value_bytes, is_nonfinite);
+        copy_vector(to, (const char *)a.k + i * a.k_stride * element + head * bytes, bytes,
+                    is_nonfinite);
+        copy_vector(to + bytes, (const char *)a.v + i * a.v_stride * element + head * value_bytes,
+                    value_bytes, is_nonfinite);
     }
 }
 

@@ -59,14 +59,14 @@ static void quantize_batch(const kvf_shape *s, batch *b)
     of_batch.page_size = KVF_CODE_LANES;
     const kvf_quantized_run run = {.exact = b->exact, .home = page};
     code_tile tile;
-    quantized_rows rows;
-    quantize_keys(&of_batch, &run, 0, b->count, &tile, &rows);
+    token_vectors vectors;
+    quantize_keys(&of_batch, &run, 0, b->count, &tile, &vectors);
     for (uint32_t l = 0; l < b->count; l++)
-        quantize_value(&of_batch, &run, l, rows.at[l]);
-    dequantize_keys(&of_batch, &run, 0, b->count, &tile, &rows);
+        quantize_value(&of_batch, &run, l, vectors.at[l]);
+    dequantize_keys(&of_batch, &run, 0, b->count, &tile, &vectors);
     for (uint32_t l = 0; l < b->count; l++) {
         kvf_quantized_move(s, b->pages[l], b->tokens[l], &of_batch, page, l);
-        store_row(s, b->exact + l * kvf_token_bytes(s), rows.at[l], s->head_dim);
+        store_vector(s, b->exact + l * kvf_token_bytes(s), vectors.at[l], s->head_dim);
     }
 }
 

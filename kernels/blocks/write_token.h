@@ -42,8 +42,8 @@ static inline const void *kvf_write_value(const kvf_write_args *a, uint32_t inde
 
 /* `count` numbers of the caller's as the element type has them. A loop without branches for bf16,
  * so that it is vectorised. */
-static inline void kvf_write_row(const kvf_write_args *a, void *to, const void *from,
-                                 uint32_t count)
+static inline void kvf_write_vector(const kvf_write_args *a, void *to, const void *from,
+                                    uint32_t count)
 {
     const float *x = from;
     uint16_t *rounded = to;
@@ -88,8 +88,8 @@ static inline void kvf_write_exact(const kvf_write_args *a, uint32_t index, uint
         memset(to, 0, kvf_token_bytes(s));
         return;
     }
-    kvf_write_row(a, to, kvf_write_key(a, index, head), s->head_dim);
-    kvf_write_row(a, to + kvf_key_bytes(s), kvf_write_value(a, index, head), kvf_value_dim(s));
+    kvf_write_vector(a, to, kvf_write_key(a, index, head), s->head_dim);
+    kvf_write_vector(a, to + kvf_key_bytes(s), kvf_write_value(a, index, head), kvf_value_dim(s));
 }
 
 /* The page that a token of a head goes to. */

@@ -16,6 +16,6 @@ void KVF_SIMD_NAME(narrow)(const void *args, uint32_t task)
     const kvf_narrow_job *job = &a->jobs[task / a->parts];
     const size_t first = kvf_narrow_first(a, task), end = kvf_narrow_end(a, task);
     if (first < end)
-        vf_round_row((uint16_t *)job->to + first, a->dtype, job->from + first,
-                     (uint32_t)(end - first));
+        vf_round_array((uint16_t *)job->to + first, a->dtype, job->from + first,
+                       (uint32_t)(end - first));
 }

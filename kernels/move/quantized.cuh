@@ -5,7 +5,7 @@
 /*
  * A token of a quantized page by half a warp, there and back, with the bits of quantized.h.
  *
- * Knows one row of channels at a time, as score/codes.cuh has them: lane r of 16 has the channels
+ * Knows one vector at a time, as score/codes.cuh has them: lane r of 16 has the channels
  * r, r + 16, .., so a group of an int4 value is two words of every lane, whose codes share a byte.
  * Called by whole warps; what `count` says is the same for a warp.
  */
@@ -14,24 +14,24 @@
 #include "quantized.h"
 #include "score/codes.cuh"
 
-/* Channels of this lane, of a row of `words` x 16. */
-static __device__ __forceinline__ void quantized_load(float x[KVF_CODE_WORDS], const void *row,
+/* Channels of this lane, of a vector of `words` x 16. */
+static __device__ __forceinline__ void quantized_load(float x[KVF_CODE_WORDS], const void *vector,
                                                       kvf_dtype dtype, uint32_t words)
 {
     const uint32_t lane = threadIdx.x % KVF_CODE_LANES;
 #pragma unroll
     for (uint32_t k = 0; k < KVF_CODE_WORDS; k++)
-        x[k] = k < words ? kvf_element_get(row, dtype, k * KVF_CODE_LANES + lane) : 0.0f;
+        x[k] = k < words ? kvf_element_get(vector, dtype, k * KVF_CODE_LANES + lane) : 0.0f;
 }
 
-static __device__ __forceinline__ void quantized_store(void *row, kvf_dtype dtype, uint32_t words,
-                                                       const float x[KVF_CODE_WORDS])
+static __device__ __forceinline__ void
+quantized_store(void *vector, kvf_dtype dtype, uint32_t words, const float x[KVF_CODE_WORDS])
 {
     const uint32_t lane = threadIdx.x % KVF_CODE_LANES;
 #pragma unroll
     for (uint32_t k = 0; k < KVF_CODE_WORDS; k++)
         if (k < words)
-            kvf_element_set(row, dtype, k * KVF_CODE_LANES + lane,
+            kvf_element_set(vector, dtype, k * KVF_CODE_LANES + lane,
                             kvf_quantized_within(dtype, x[k]));
 }
 
@@ -59,7 +59,7 @@ static __device__ __forceinline__ void quantized_move(const kvf_shape *s, void *
                              kvf_quantized_scale_bytes(s) / 2);
 }
 
-/* Bits of the largest magnitude of a row; above those of all numbers if one is none. */
+/* Bits of the largest magnitude of a vector; above those of all numbers if one is none. */
 static __device__ __forceinline__ uint32_t quantized_largest(const float x[KVF_CODE_WORDS])
 {
     uint32_t top = 0;
@@ -72,7 +72,7 @@ static __device__ __forceinline__ uint32_t quantized_largest(const float x[KVF_C
     return top;
 }
 
-/* A row in int8, and what comes back of it in x. */
+/* A vector in int8, and what comes back of it in x. */
 static __device__ __forceinline__ void quantized_int8(int8_t *to, uint16_t *scale,
                                                       float x[KVF_CODE_WORDS], uint32_t words)
 {
@@ -93,7 +93,7 @@ static __device__ __forceinline__ void quantized_int8(int8_t *to, uint16_t *scal
         *scale = bits;
 }
 
-/* Least and greatest over the lanes of a row. */
+/* Least and greatest over the lanes of a vector. */
 static __device__ __forceinline__ void quantized_range(float *low, float *high)
 {
 #pragma unroll

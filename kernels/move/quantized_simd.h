@@ -7,7 +7,7 @@
  * quantized.h.
  *
  * Knows runs, not where they come from. Keys are rotated as codes_simd.h does it, a lane per token,
- * and turned to rows of channels for everything else; values stay rows.
+ * and turned to vectors for everything else; values stay vectors.
  */
 
 #include "quantized.h"
@@ -15,9 +15,9 @@
 #include "score/codes_simd.h"
 
 /* Numbers of so many tokens, or their codes as integers. */
-typedef struct quantized_rows {
+typedef struct token_vectors {
     _Alignas(64) float at[KVF_CODE_LANES][KVF_HEAD_DIM_MAX];
-} quantized_rows;
+} token_vectors;
 
 /* Adding it rounds to an integer, which is in the low bits then. */
 #define ROUNDER 0x1.8p23f
@@ -33,23 +33,25 @@ KVF_ALWAYS_INLINE char *page_of(const kvf_shape *s, const kvf_quantized_run *run
     return run->home + t / s->page_size * kvf_stored_page_bytes(s);
 }
 
-/* Rows to a tile, or a tile to rows. */
-KVF_ALWAYS_INLINE void rows_to_tile(code_tile *tile, const quantized_rows *rows, uint32_t head_dim)
+/* Vectors to a tile, or a tile to vectors. */
+KVF_ALWAYS_INLINE void vectors_to_tile(code_tile *tile, const token_vectors *vectors,
+                                       uint32_t head_dim)
 {
     const void *from[KVF_CODE_LANES];
     for (uint32_t r = 0; r < KVF_CODE_LANES; r++)
-        from[r] = rows->at[r];
+        from[r] = vectors->at[r];
     code_tile_put(tile, from, KVF_FP32, head_dim);
 }
 
-KVF_ALWAYS_INLINE void tile_to_rows(quantized_rows *rows, const code_tile *tile, uint32_t head_dim)
+KVF_ALWAYS_INLINE void tile_to_vectors(token_vectors *vectors, const code_tile *tile,
+                                       uint32_t head_dim)
 {
     const void *from[VF_TRANSPOSE];
     for (uint32_t i = 0; i < head_dim; i += VF_TRANSPOSE) {
         for (uint32_t k = 0; k < VF_TRANSPOSE; k++)
             from[k] = tile->at + (i + k) * KVF_CODE_LANES;
         for (uint32_t r = 0; r < KVF_CODE_LANES; r += VF_TRANSPOSE)
-            vf_transpose_keys(&rows->at[r][i], KVF_HEAD_DIM_MAX, from, KVF_FP32, r);
+            vf_transpose_keys(&vectors->at[r][i], KVF_HEAD_DIM_MAX, from, KVF_FP32, r);
     }
 }
 
@@ -89,7 +91,7 @@ static inline void round_keys(float *x, uint16_t *scales, uint32_t head_dim)
 }
 
 static inline void quantize_keys(const kvf_shape *s, const kvf_quantized_run *run, uint32_t first,
-                                 uint32_t count, code_tile *tile, quantized_rows *rows)
+                                 uint32_t count, code_tile *tile, token_vectors *vectors)
 {
     const void *from[KVF_CODE_LANES];
     uint16_t scales[KVF_CODE_LANES];
@@ -98,11 +100,11 @@ static inline void quantize_keys(const kvf_shape *s, const kvf_quantized_run *ru
     code_tile_fill(tile, from, s->dtype, s->head_dim);
     for (uint32_t k = 0; k < KVF_CODE_LANES; k += VF_LANES)
         round_keys(tile->at + k, scales + k, s->head_dim);
-    tile_to_rows(rows, tile, s->head_dim);
+    tile_to_vectors(vectors, tile, s->head_dim);
     for (uint32_t r = 0; r < count; r++) {
         const uint32_t t = (first + r) % s->page_size;
         const char *page = page_of(s, run, first + r);
-        store_bytes(kvf_quantized_key(s, page, t), rows->at[r], s->head_dim);
+        store_bytes(kvf_quantized_key(s, page, t), vectors->at[r], s->head_dim);
         *kvf_quantized_key_scale(s, page, t) = scales[r];
     }
 }
@@ -158,7 +160,7 @@ static inline void quantize_value(const kvf_shape *s, const kvf_quantized_run *r
     const char *page = page_of(s, run, t);
     uint8_t *to = kvf_quantized_value(s, page, t % s->page_size);
     uint16_t *scales = kvf_quantized_value_scale(s, page, t % s->page_size);
-    vf_widen_row(x, run->exact + t * kvf_token_bytes(s) + kvf_key_bytes(s), s->dtype, value_dim);
+    vf_widen_array(x, run->exact + t * kvf_token_bytes(s) + kvf_key_bytes(s), s->dtype, value_dim);
     if (s->pages == KVF_PAGES_K8V8) {
         *scales = quantize_bytes(to, x, value_dim);
         return;
@@ -181,18 +183,18 @@ KVF_ALWAYS_INLINE void scale_bytes(float *x, const void *from, float scale, uint
 }
 
 static inline void dequantize_keys(const kvf_shape *s, const kvf_quantized_run *run, uint32_t first,
-                                   uint32_t count, code_tile *tile, quantized_rows *rows)
+                                   uint32_t count, code_tile *tile, token_vectors *vectors)
 {
     for (uint32_t r = 0; r < KVF_CODE_LANES; r++) {
         const uint32_t token = first + kvf_min_u32(r, count - 1), t = token % s->page_size;
         const char *page = page_of(s, run, token);
-        scale_bytes(rows->at[r], kvf_quantized_key(s, page, t),
+        scale_bytes(vectors->at[r], kvf_quantized_key(s, page, t),
                     kvf_bf16_to_float(*kvf_quantized_key_scale(s, page, t)), s->head_dim);
     }
-    rows_to_tile(tile, rows, s->head_dim);
+    vectors_to_tile(tile, vectors, s->head_dim);
     code_tile_turn(tile, s->head_dim);
     code_tile_signs(tile, s->head_dim);
-    tile_to_rows(rows, tile, s->head_dim);
+    tile_to_vectors(vectors, tile, s->head_dim);
 }
 
 /* KVF_QUANTIZED_GROUP channels. */
@@ -229,28 +231,28 @@ static inline void dequantize_value(const kvf_shape *s, const kvf_quantized_run 
 }
 
 /* Within the finite numbers of the element type, in place, then stored. */
-static inline void store_row(const kvf_shape *s, void *to, float *x, uint32_t count)
+static inline void store_vector(const kvf_shape *s, void *to, float *x, uint32_t count)
 {
     const vf most = vf_set(kvf_quantized_within(s->dtype, FLT_MAX)), least = vf_zero() - most;
     for (uint32_t i = 0; i < count; i += VF_LANES)
         vf_store(x + i, vf_max(least, vf_min(most, vf_load(x + i))));
-    vf_round_row(to, s->dtype, x, count);
+    vf_round_array(to, s->dtype, x, count);
 }
 
 /* `count` tokens in full precision; those of the sink are left alone. */
 static inline void dequantize_tokens(const kvf_shape *s, const kvf_quantized_run *run,
                                      uint32_t first, uint32_t count, code_tile *tile,
-                                     quantized_rows *rows)
+                                     token_vectors *vectors)
 {
-    dequantize_keys(s, run, first, count, tile, rows);
+    dequantize_keys(s, run, first, count, tile, vectors);
     for (uint32_t r = 0; r < count; r++) {
         const uint32_t t = first + r;
         char *to = run->exact + t * kvf_token_bytes(s);
         if (run->sink >> t & 1)
             continue;
-        store_row(s, to, rows->at[r], s->head_dim);
-        dequantize_value(s, run, t, rows->at[r]);
-        store_row(s, to + kvf_key_bytes(s), rows->at[r], kvf_value_dim(s));
+        store_vector(s, to, vectors->at[r], s->head_dim);
+        dequantize_value(s, run, t, vectors->at[r]);
+        store_vector(s, to + kvf_key_bytes(s), vectors->at[r], kvf_value_dim(s));
     }
 }
 

@@ -3,11 +3,11 @@
 #define KVF_KERNELS_SCORE_CODES_CUH
 
 /*
- * Rotation and sums of codes.h by half a warp per row, with the bits of the reference.
+ * Rotation and sums of codes.h by half a warp per vector, with the bits of the reference.
  *
- * Knows rows, not whether they are keys or queries. Lane r of the 16 has the channels r, r + 16, ..
- * of its row in registers: strides below 16 are shuffles, larger ones stay in the lane, and partial
- * sum r is the lane's own. No product is ever fused with a sum.
+ * Knows vectors, not whether they are keys or queries. Lane r of the 16 has the channels r, r + 16,
+ * .. of its vector in registers: strides below 16 are shuffles, larger ones stay in the lane, and
+ * partial sum r is the lane's own. No product is ever fused with a sum.
  */
 
 #include <float.h>
@@ -15,23 +15,23 @@
 #include "codes.h"
 #include "cuda/cuda.cuh"
 
-#define KVF_CODE_WORDS (KVF_GPU_HEAD_DIM_MAX / KVF_CODE_LANES) /* that the longest row has */
+#define KVF_CODE_WORDS (KVF_GPU_HEAD_DIM_MAX / KVF_CODE_LANES) /* that the longest vector has */
 
-/* Words in the block that word k of a row is in: the highest bit in which they differ. */
+/* Words in the block that word k of a vector is in: the highest bit in which they differ. */
 static __device__ __forceinline__ uint32_t kvf_code_block_words(uint32_t k, uint32_t words)
 {
     return 1u << (31 - __clz((int)(k ^ words)));
 }
 
-/* Channels of this lane; what the row lacks is 0. */
+/* Channels of this lane; what the vector lacks is 0. */
 template <typename T>
-static __device__ __forceinline__ void kvf_code_load(float x[KVF_CODE_WORDS], const T *row,
+static __device__ __forceinline__ void kvf_code_load(float x[KVF_CODE_WORDS], const T *vector,
                                                      uint32_t words)
 {
     const uint32_t lane = threadIdx.x % KVF_CODE_LANES;
 #pragma unroll
     for (uint32_t k = 0; k < KVF_CODE_WORDS; k++)
-        x[k] = k < words ? kvf_to_float(row[k * KVF_CODE_LANES + lane]) : 0.0f;
+        x[k] = k < words ? kvf_to_float(vector[k * KVF_CODE_LANES + lane]) : 0.0f;
 }
 
 /* By whole warps. */
@@ -65,7 +65,7 @@ static __device__ __forceinline__ void kvf_code_rotate_lanes(float x[KVF_CODE_WO
             x[k] = __fmul_rn(x[k], kvf_code_unit(KVF_CODE_LANES * kvf_code_block_words(k, words)));
 }
 
-/* The lanes' partial sums; every lane of a row gets their sum. */
+/* The lanes' partial sums; every lane of a vector gets their sum. */
 static __device__ __forceinline__ float kvf_code_sum(float part)
 {
 #pragma unroll
@@ -74,8 +74,8 @@ static __device__ __forceinline__ float kvf_code_sum(float part)
     return part;
 }
 
-/* Codes of a rotated key: the words of this lane's row, unless they are NULL; returns its scale. By
- * whole warps. */
+/* Codes of a rotated key: the words of this lane's vector, unless they are NULL; returns its scale.
+ * By whole warps. */
 static __device__ __forceinline__ uint16_t kvf_code_encode_lanes(uint32_t *words,
                                                                  float x[KVF_CODE_WORDS],
                                                                  uint32_t count, uint32_t head_dim)

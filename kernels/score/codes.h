@@ -70,7 +70,7 @@ KVF_INLINE uint32_t kvf_code_sign(uint32_t channel)
     return u & 0x80000000u;
 }
 
-/* Channels of the longest row: a GPU's loops over its blocks unroll, and hold registers. */
+/* Channels of the longest vector: a GPU's loops over its blocks unroll, and hold registers. */
 #ifdef __CUDACC__
 #define KVF_CODE_CHANNELS KVF_GPU_HEAD_DIM_MAX
 #else

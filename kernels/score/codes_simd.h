@@ -3,11 +3,11 @@
 #define KVF_KERNELS_SCORE_CODES_SIMD_H
 
 /*
- * Rotation and sums of codes.h for KVF_CODE_LANES rows side by side: a lane is a row, so nothing is
- * ever added across lanes, and every lane does what the reference does, in its order.
+ * Rotation and sums of codes.h for KVF_CODE_LANES vectors side by side: a lane is a vector, so
+ * nothing is ever added across lanes, and every lane does what the reference does, in its order.
  *
- * Knows rows, not whether they are keys or queries. Rows in a tile are transposed: channel i of row
- * r is at [i][r].
+ * Knows vectors, not whether they are keys or queries. Vectors in a tile are transposed: channel i
+ * of vector r is at [i][r].
  */
 
 #include "codes.h"
@@ -79,25 +79,25 @@ static inline void code_tile_rotate(code_tile *tile, uint32_t head_dim)
     code_tile_turn(tile, head_dim);
 }
 
-/* Rows of keys or queries into a tile. */
-KVF_ALWAYS_INLINE void code_tile_put(code_tile *tile, const void *const rows[KVF_CODE_LANES],
+/* Vectors of keys or queries into a tile. */
+KVF_ALWAYS_INLINE void code_tile_put(code_tile *tile, const void *const vectors[KVF_CODE_LANES],
                                      kvf_dtype dtype, uint32_t head_dim)
 {
     for (uint32_t r = 0; r < KVF_CODE_LANES; r += VF_TRANSPOSE)
         for (uint32_t i = 0; i < head_dim; i += VF_TRANSPOSE)
-            vf_transpose_keys(tile->at + (size_t)i * KVF_CODE_LANES + r, KVF_CODE_LANES, rows + r,
-                              dtype, i);
+            vf_transpose_keys(tile->at + (size_t)i * KVF_CODE_LANES + r, KVF_CODE_LANES,
+                              vectors + r, dtype, i);
 }
 
-static inline void code_tile_fill(code_tile *tile, const void *const rows[KVF_CODE_LANES],
+static inline void code_tile_fill(code_tile *tile, const void *const vectors[KVF_CODE_LANES],
                                   kvf_dtype dtype, uint32_t head_dim)
 {
     if (dtype == KVF_BF16)
-        code_tile_put(tile, rows, KVF_BF16, head_dim);
+        code_tile_put(tile, vectors, KVF_BF16, head_dim);
     else if (dtype == KVF_FP16)
-        code_tile_put(tile, rows, KVF_FP16, head_dim);
+        code_tile_put(tile, vectors, KVF_FP16, head_dim);
     else
-        code_tile_put(tile, rows, KVF_FP32, head_dim);
+        code_tile_put(tile, vectors, KVF_FP32, head_dim);
     code_tile_rotate(tile, head_dim);
 }
 

@@ -85,8 +85,8 @@ static void store_box(uint16_t *to, const channels *box, uint32_t head_dim, int 
 {
     uint16_t *hi = to + head_dim;
     if (!outwards) {
-        vf_round_row(to, KVF_BF16, box->lo, head_dim);
-        vf_round_row(hi, KVF_BF16, box->hi, head_dim);
+        vf_round_array(to, KVF_BF16, box->lo, head_dim);
+        vf_round_array(hi, KVF_BF16, box->hi, head_dim);
         return;
     }
     for (uint32_t d = 0; d < head_dim; d++)

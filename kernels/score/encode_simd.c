@@ -21,11 +21,11 @@ void KVF_SIMD_NAME(encode)(const void *args, uint32_t task)
         const uint32_t first = t % KVF_CODE_TOKENS;
         uint32_t *words = (uint32_t *)(void *)group + kvf_code_word(head_dim, first, 0);
         uint16_t *scales = (uint16_t *)(void *)(group + kvf_code_scales(head_dim)) + first;
-        const void *rows[KVF_CODE_LANES];
+        const void *vectors[KVF_CODE_LANES];
         code_tile tile;
         for (uint32_t i = 0; i < KVF_CODE_LANES; i++)
-            rows[i] = kvf_page_key(&a->shape, job->page, t + i);
-        code_tile_fill(&tile, rows, a->shape.dtype, head_dim);
+            vectors[i] = kvf_page_key(&a->shape, job->page, t + i);
+        code_tile_fill(&tile, vectors, a->shape.dtype, head_dim);
         code_tile_encode(words, scales, &tile, head_dim);
     }
 }

@@ -24,7 +24,7 @@ typedef struct queries {
 KVF_ALWAYS_INLINE void split_query(queries *x, uint32_t g, const void *q, const kvf_shape *s)
 {
     float wide[KVF_HEAD_DIM_MAX + VF_PAIR] = {0.0f};
-    vf_widen_row(wide, q, s->dtype, s->head_dim);
+    vf_widen_array(wide, q, s->dtype, s->head_dim);
     for (uint32_t d = 0; d < s->head_dim; d += VF_PAIR)
         for (uint32_t i = 0; i < VF_PAIR; i++) {
             float value = wide[d + 2 * (i % VF_LANES) + i / VF_LANES];
