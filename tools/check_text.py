@@ -35,6 +35,8 @@ RETIRED = (
      r"(include|kernels|runtime)/"),
     (r"[Rr]ows?",
      r"kernels/(score/(codes|encode_simd)|move/quantized(_simd)?\.c?u?h)"),
+    (r"[Rr]ows?|row_bytes|ROW_\w+",
+     r"kernels/move/(copy|heads|move|repack|take)[._](?!args)"),
 )
 
 

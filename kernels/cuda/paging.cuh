@@ -4,7 +4,7 @@
 
 /*
  * Shared by the CUDA forms of the paging kernels: sums and running sums over a block, searches in
- * ascending lists, rows of pages moved by many threads.
+ * ascending lists, tokens of pages moved by many threads.
  *
  * Knows nothing of single kernels. Every function that says "block" is called by all threads of the
  * block, whose number is a multiple of 32; sums are of integers, so their order changes no bit.
@@ -146,21 +146,21 @@ typedef struct kvf_chosen {
     uint32_t count;
 } kvf_chosen;
 
-/* ---- rows of pages ----
- * A move takes the token at `from`, key and value, to `to`, and to `also` unless that is NULL. Rows
- * are a multiple of 16 bytes and aligned to 16. */
+/* ---- tokens of pages ----
+ * A move takes the token at `from`, key and value, to `to`, and to `also` unless that is NULL.
+ * Tokens are a multiple of 16 bytes and aligned to 16. */
 
-typedef struct kvf_row_move {
+typedef struct kvf_token_move {
     const char *from;
     char *to;
     char *also;
-} kvf_row_move;
+} kvf_token_move;
 
 #define KVF_MOVES_IN_FLIGHT 4u
 
 /* Every thread of the block moves 16 bytes at a time, several loads before the first store, because
  * `from` may lie across a link. */
-static __device__ __forceinline__ void kvf_block_move(const kvf_row_move *moves, uint32_t count,
+static __device__ __forceinline__ void kvf_block_move(const kvf_token_move *moves, uint32_t count,
                                                       const kvf_shape *shape)
 {
     const uint32_t vectors = (uint32_t)kvf_token_bytes(shape) / 16, all = count * vectors;
@@ -178,7 +178,7 @@ static __device__ __forceinline__ void kvf_block_move(const kvf_row_move *moves,
             if (i >= all)
                 continue;
             const size_t at = i % vectors * (size_t)16;
-            const kvf_row_move *move = &moves[i / vectors];
+            const kvf_token_move *move = &moves[i / vectors];
             *(uint4 *)(move->to + at) = data[k];
             if (move->also)
                 *(uint4 *)(move->also + at) = data[k];

@@ -77,12 +77,12 @@ static __device__ __forceinline__ void kvf_warp_move(void *to, const void *from,
     }
 }
 
-/* A warp moves `count` rows of `bytes`, a multiple of 16, at most N * 512 in all: every row by
- * neighbouring lanes, so as whole lines, and all loads before the first store. Addresses come
+/* A warp moves `count` pieces of `bytes`, a multiple of 16, at most N * 512 in all: every piece
+ * by neighbouring lanes, so as whole lines, and all loads before the first store. Addresses come
  * before them: those of sources at once, those of targets while the loads are on their way. */
 template <uint32_t N>
-static __device__ __forceinline__ void kvf_warp_move_rows(void *const *to, const void *const *from,
-                                                          uint32_t count, uint32_t bytes)
+static __device__ __forceinline__ void
+kvf_warp_move_pieces(void *const *to, const void *const *from, uint32_t count, uint32_t bytes)
 {
     const uint32_t lane = threadIdx.x % KVF_WARP_LANES, words = bytes / 16;
     const char *source[N];

@@ -3,10 +3,10 @@
 /*
  * Scattered equal blocks of bytes, on the GPU: also from the landing area of a transfer into slots.
  *
- * Knows nothing of pages. A warp moves a piece of at most 2 KiB, or as many whole rows of the list
- * as fit, 4 loads of 16 bytes per lane in flight; 8 warps per block, and as many blocks as there
- * are pieces. A row of 512 bytes is one instruction of a warp, 4 lines. Bound: one read and one
- * write of every byte; with 6 blocks on a multiprocessor 96 KiB are in flight there. Exact.
+ * Knows nothing of pages. A warp moves a piece of at most 2 KiB, or as many whole blocks of the
+ * list as fit, 4 loads of 16 bytes per lane in flight; 8 warps per block, and as many blocks as
+ * there are pieces. A block of 512 bytes is one instruction of a warp, 4 lines. Bound: one read and
+ * one write of every byte; with 6 blocks on a multiprocessor 96 KiB are in flight there. Exact.
  */
 
 #include "cuda_kernels.h"
@@ -32,12 +32,12 @@ static __global__ void __launch_bounds__(WARPS *KVF_WARP_LANES, 6)
 }
 
 static __global__ void __launch_bounds__(WARPS *KVF_WARP_LANES, 6)
-    copy_rows(const __grid_constant__ kvf_copy_args a, uint32_t rows)
+    copy_small(const __grid_constant__ kvf_copy_args a, uint32_t each)
 {
-    const uint32_t first = (blockIdx.x * WARPS + threadIdx.x / KVF_WARP_LANES) * rows;
+    const uint32_t first = (blockIdx.x * WARPS + threadIdx.x / KVF_WARP_LANES) * each;
     if (first < a.count)
-        kvf_warp_move_rows<WORDS>(a.to + first, a.from + first, kvf_min_u32(rows, a.count - first),
-                                  (uint32_t)a.bytes);
+        kvf_warp_move_pieces<WORDS>(a.to + first, a.from + first,
+                                    kvf_min_u32(each, a.count - first), (uint32_t)a.bytes);
 }
 
 extern "C" int kvf_copy_cuda(const void *args, uint32_t, void *stream)
@@ -47,10 +47,10 @@ extern "C" int kvf_copy_cuda(const void *args, uint32_t, void *stream)
     if (a->count == 0 || a->bytes == 0)
         return cudaSuccess;
     if (a->bytes <= PIECE / 2) {
-        const uint32_t rows = PIECE / (uint32_t)a->bytes;
-        const uint32_t blocks = kvf_div_ceil_u32(a->count, rows * WARPS);
-        return kvf_cuda_launch<copy_rows>(dim3(blocks), dim3(WARPS * KVF_WARP_LANES), 0,
-                                          (cudaStream_t)stream, *a, rows);
+        const uint32_t each = PIECE / (uint32_t)a->bytes;
+        const uint32_t blocks = kvf_div_ceil_u32(a->count, each * WARPS);
+        return kvf_cuda_launch<copy_small>(dim3(blocks), dim3(WARPS * KVF_WARP_LANES), 0,
+                                           (cudaStream_t)stream, *a, each);
     }
     if (pieces > (UINT32_MAX - WARPS) / a->count)
         return cudaErrorInvalidValue;

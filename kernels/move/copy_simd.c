@@ -4,14 +4,14 @@
  * Scattered equal blocks of bytes, past the cache. Bound: memory bandwidth.
  *
  * Knows nothing of pages. The blocks of a task are one stream of lines: while a line is copied, the
- * one AHEAD bytes further on is prefetched, in whatever block that is, so rows of 256 bytes keep as
- * many lines in flight as pages of 16 KiB. One line of a block still further on is touched, which
- * finds its translation early. Stores that bypass the cache save the reading of what is about to be
- * overwritten. Moves bits, nothing else.
+ * one AHEAD bytes further on is prefetched, in whatever block that is, so blocks of 256 bytes keep
+ * as many lines in flight as pages of 16 KiB. One line of a block still further on is touched,
+ * which finds its translation early. Stores that bypass the cache save the reading of what is about
+ * to be overwritten. Moves bits, nothing else.
  *
  * Prefetching goes to the second-level cache: lines that wait for memory then hold no buffer of the
  * first level, and loads go on. Median of 1 MiB from 2 GiB (Xeon of the fourth generation, virtual,
- * one core; memcpy of one contiguous MiB takes 160 us): rows of 512 B 125 us, of 256 B 147 us,
+ * one core; memcpy of one contiguous MiB takes 160 us): blocks of 512 B 125 us, of 256 B 147 us,
  * pages of 16 KiB 95 us; prefetched to the first level 512 B and past the cache 512 B 150 to 200
  * us.
  */
@@ -42,18 +42,19 @@ KVF_ALWAYS_INLINE void copy_lines(uint8_t *to, const uint8_t *from, size_t bytes
     }
 }
 
-/* Blocks first .. end - 1. Bytes bytes - rest .. bytes of a block see the block `rows` + 1 further
- * on, those before them the one `rows` further on. */
+/* Blocks first .. end - 1. Bytes bytes - rest .. bytes of a block see the block `ahead_blocks` + 1
+ * further on, those before them the one `ahead_blocks` further on. */
 KVF_ALWAYS_INLINE void copy_blocks(const kvf_copy_args *a, uint32_t first, uint32_t end,
                                    int streams)
 {
-    const size_t rows = AHEAD / a->bytes, rest = AHEAD % a->bytes, cut = a->bytes - rest;
-    const size_t far = FAR * (rows ? rows : 1);
+    const size_t ahead_blocks = AHEAD / a->bytes, rest = AHEAD % a->bytes, cut = a->bytes - rest;
+    const size_t far = FAR * (ahead_blocks ? ahead_blocks : 1);
     for (uint32_t i = first; i < end; i++) {
         uint8_t *to = a->to[i];
         const uint8_t *from = a->from[i];
-        const uint8_t *near = i + rows < end ? kvf_offset(a->from[i + rows], rest) : NULL;
-        const uint8_t *next = i + rows + 1 < end ? a->from[i + rows + 1] : NULL;
+        const uint8_t *near =
+            i + ahead_blocks < end ? kvf_offset(a->from[i + ahead_blocks], rest) : NULL;
+        const uint8_t *next = i + ahead_blocks + 1 < end ? a->from[i + ahead_blocks + 1] : NULL;
         if (i + far < end)
             __builtin_prefetch(a->from[i + far], 0, 2);
         copy_lines(to, from, cut, near, streams);

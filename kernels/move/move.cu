@@ -4,14 +4,14 @@
  * Pages of registered host memory into slots, as the device finds their list, on the GPU.
  *
  * Knows nothing of misses. `blocks` blocks, host-known; the number of pages is read on the device.
- * Pages are cut into pieces, which go round the warps by index. Small pages, rows of one token, go
+ * Pages are cut into pieces, which go round the warps by index. Small pages, of one token, go
  * several at once: as many as fit, but no more than gives every warp some.
  * Bound: the link: bytes in flight over its round trip of 1.5 to 2.5 microseconds, so 55 GB/s need
  * 82 to 137 KB.
  *
  * 16 warps per block, pieces of 4 KiB, 8 loads of 16 bytes per lane before the first store: 64 KiB
- * in flight per block. Warps do not wait for each other. A row of 512 bytes
- * is one instruction, 4 whole lines; 4 rows are in flight per warp, 32 KiB per block.
+ * in flight per block. Warps do not wait for each other. A page of 512 bytes
+ * is one instruction, 4 whole lines; 4 pages are in flight per warp, 32 KiB per block.
  *
  * Exact. Invariant: a block announces itself after a barrier that all its stores precede, and a
  * fence for the whole system; the last one to do so stores `done` with release order for the
@@ -29,8 +29,8 @@
 #define PIECE (WORDS * KVF_WARP_LANES * 16u)
 
 /* Half as many small pages, because each of them has addresses to hold. */
-#define ROW_WORDS 4u
-#define ROW_PIECE (ROW_WORDS * KVF_WARP_LANES * 16u)
+#define SMALL_WORDS 4u
+#define SMALL_PIECE (SMALL_WORDS * KVF_WARP_LANES * 16u)
 
 /* One piece: where it goes and how many bytes it has. */
 struct piece {
@@ -75,17 +75,17 @@ static __device__ __forceinline__ void move_by_warps(const kvf_move_args &a, uin
                                                      uint32_t warp, uint32_t warps)
 {
     const uint32_t pieces = (uint32_t)((a.bytes + PIECE - 1) / PIECE);
-    const uint32_t rows = pieces_at_once(a, n, ROW_PIECE, warps);
-    if (rows == 1) {
+    const uint32_t together = pieces_at_once(a, n, SMALL_PIECE, warps);
+    if (together == 1) {
         for (uint32_t i = warp; i < n * pieces; i += warps) {
             const piece p = piece_at(a, i, pieces, PIECE);
             kvf_warp_move<WORDS>(p.to, p.from, p.bytes);
         }
         return;
     }
-    for (uint32_t i = warp * rows; i < n; i += warps * rows)
-        kvf_warp_move_rows<ROW_WORDS>(a.to + i, a.from + i, kvf_min_u32(rows, n - i),
-                                      (uint32_t)a.bytes);
+    for (uint32_t i = warp * together; i < n; i += warps * together)
+        kvf_warp_move_pieces<SMALL_WORDS>(a.to + i, a.from + i, kvf_min_u32(together, n - i),
+                                          (uint32_t)a.bytes);
 }
 
 static __global__ void __launch_bounds__(WARPS *KVF_WARP_LANES)

@@ -178,7 +178,7 @@ KVF_INLINE kvf_span kvf_ring_span(const kvf_ring *r, char *blocks, uint32_t leng
 }
 
 /* ---- repack: a chunk in token order into pages ----
- * Token i of the chunk becomes row (first + i) % page_size of block (first + i) / page_size,
+ * Token i of the chunk becomes token (first + i) % page_size of block (first + i) / page_size,
  * whose page of KV head h starts at blocks[b] + h * page bytes. If a key or value is not
  * finite, the lowest index i seen is kept in *fault by an atomic minimum (fault starts at
  * UINT32_MAX). One task per (block, KV head).
@@ -187,7 +187,7 @@ typedef struct kvf_repack_args {
     kvf_shape shape;
     uint32_t kv_heads;
     uint32_t tokens;
-    uint32_t first;      /* row in blocks[0] of the first token, < page_size */
+    uint32_t first;      /* place in blocks[0] of the first token, < page_size */
     const void *k;       /* [tokens, kv_heads, head_dim] dtype */
     const void *v;       /* [tokens, kv_heads, value_dim] dtype */
     void *const *blocks; /* [ceil((first + tokens) / page_size)] */
@@ -267,7 +267,7 @@ typedef struct kvf_read_args {
 KVF_TASKS(read, kvf_read_args, a->rows * a->paging.kv_heads)
 
 /* ---- take: tokens of pages by index ----
- * k[i, h] and v[i, h] <- key and value of token ids[h * stride + i] of KV head h, which is row
+ * k[i, h] and v[i, h] <- key and value of token ids[h * stride + i] of KV head h, which is token
  * id % page_size of the head's page in blocks[id / page_size]. A task is KVF_TAKE_TOKENS tokens of
  * one KV head.
  */
@@ -317,14 +317,14 @@ KVF_INLINE size_t kvf_narrow_end(const kvf_narrow_args *a, uint32_t task)
     return end < count ? end : count;
 }
 
-/* ---- heads: chosen heads of rows. Per job, head from_head[i] of every row of `from` becomes head
- * to_head[i] of that row of `to`, i < count; a NULL list is 0, 1, ... Heads of `to` that are not
- * named keep what they have. A task is KVF_HEADS_ROWS rows of one job. */
-#define KVF_HEADS_ROWS 8u
+/* ---- heads: chosen heads of tokens. Per job, head from_head[i] of every token of `from` becomes
+ * head to_head[i] of that token of `to`, i < count; a NULL list is 0, 1, ... Heads of `to` that are
+ * not named keep what they have. A task is KVF_HEADS_TOKENS tokens of one job. */
+#define KVF_HEADS_TOKENS 8u
 
 typedef struct kvf_heads_job {
-    const void *from; /* [rows, from_heads, bytes] */
-    void *to;         /* [rows, to_heads, bytes] */
+    const void *from; /* [tokens, from_heads, bytes] */
+    void *to;         /* [tokens, to_heads, bytes] */
     const uint32_t *from_head;
     const uint32_t *to_head;
     uint32_t from_heads;
@@ -334,11 +334,11 @@ typedef struct kvf_heads_job {
 } kvf_heads_job;
 
 typedef struct kvf_heads_args {
-    uint32_t rows;
+    uint32_t tokens;
     uint32_t job_count;
     const kvf_heads_job *jobs; /* [job_count] */
 } kvf_heads_args;
-KVF_TASKS(heads, kvf_heads_args, kvf_div_ceil_u32(a->rows, KVF_HEADS_ROWS) * a->job_count)
+KVF_TASKS(heads, kvf_heads_args, kvf_div_ceil_u32(a->tokens, KVF_HEADS_TOKENS) * a->job_count)
 
 /* ---- copy: scattered equal blocks of bytes ----
  * to[i] <- from[i], `bytes` each. The SIMD variants store past the cache when `stream` is set and

@@ -3,11 +3,11 @@
 /*
  * A chunk in token order into pages, on the GPU; see repack_ref.c for the meaning.
  *
- * Knows nothing of what a row means beyond whether it is finite. Grid: (blocks, KV heads), THREADS
- * a block; a thread moves pieces of 16 bytes, PIECES of them in flight, keys and values alike.
- * Writes run along the page, so that pages in mapped host memory get full bursts. Bound: bytes, 2 *
- * tokens * kv_heads * row bytes read and as many written. Exact; the fault is an atomic minimum,
- * which does not depend on the order of threads.
+ * Knows nothing of what a token means beyond whether it is finite. Grid: (blocks, KV heads),
+ * THREADS a block; a thread moves pieces of 16 bytes, PIECES of them in flight, keys and values
+ * alike. Writes run along the page, so that pages in mapped host memory get full bursts. Bound:
+ * bytes, 2 * tokens * kv_heads * token bytes read and as many written. Exact; the fault is an
+ * atomic minimum, which does not depend on the order of threads.
  */
 
 #include "cuda_kernels.h"
@@ -39,25 +39,25 @@ static __global__ void __launch_bounds__(THREADS)
     const uint32_t page_size = a.shape.page_size;
     const uint32_t key_pieces = (uint32_t)(kvf_key_bytes(&a.shape) / 16);
     const uint32_t value_pieces = (uint32_t)(kvf_value_bytes(&a.shape) / 16);
-    const uint32_t row_pieces = key_pieces + value_pieces;
+    const uint32_t token_pieces = key_pieces + value_pieces;
     const uint32_t begin = block == 0 ? a.first : 0;
     const uint32_t end = kvf_min_u32(page_size, a.first + a.tokens - block * page_size);
-    const uint32_t pieces = (end - begin) * row_pieces;
+    const uint32_t pieces = (end - begin) * token_pieces;
     const size_t zero = (size_t)block * page_size + begin - a.first; /* token of piece 0 */
-    char *page =
-        (char *)a.blocks[block] + head * kvf_page_bytes(&a.shape) + begin * row_pieces * (size_t)16;
+    char *page = (char *)a.blocks[block] + head * kvf_page_bytes(&a.shape) +
+                 begin * token_pieces * (size_t)16;
     for (uint32_t first = threadIdx.x; first < pieces; first += PIECES * THREADS) {
         uint4 piece[PIECES];
 #pragma unroll
         for (uint32_t i = 0; i < PIECES; i++) {
-            const uint32_t at = first + i * THREADS, of_row = at % row_pieces;
+            const uint32_t at = first + i * THREADS, of_token = at % token_pieces;
             if (at >= pieces)
                 continue;
-            const size_t row = (zero + at / row_pieces) * a.kv_heads + head;
-            piece[i] = kvf_load_once(of_row < key_pieces
-                                         ? (const char *)a.k + (row * key_pieces + of_row) * 16
-                                         : (const char *)a.v +
-                                               (row * value_pieces + of_row - key_pieces) * 16);
+            const size_t at_head = (zero + at / token_pieces) * a.kv_heads + head;
+            piece[i] = kvf_load_once(
+                of_token < key_pieces
+                    ? (const char *)a.k + (at_head * key_pieces + of_token) * 16
+                    : (const char *)a.v + (at_head * value_pieces + of_token - key_pieces) * 16);
         }
 #pragma unroll
         for (uint32_t i = 0; i < PIECES; i++) {
@@ -66,7 +66,7 @@ static __global__ void __launch_bounds__(THREADS)
                 continue;
             *(uint4 *)(page + at * (size_t)16) = piece[i];
             if (!piece_is_finite(piece[i], a.shape.dtype))
-                atomicMin(a.fault, (uint32_t)zero + at / row_pieces);
+                atomicMin(a.fault, (uint32_t)zero + at / token_pieces);
         }
     }
 }

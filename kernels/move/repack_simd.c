@@ -10,9 +10,9 @@
 #include "fault.h"
 #include "variants.h"
 
-/* Copies one row and says whether all of it is finite: no exponent has all its bits set. */
-KVF_ALWAYS_INLINE int move_row16(uint16_t *to, const uint16_t *from, uint32_t count,
-                                 uint16_t exponent)
+/* Copies one vector and says whether all of it is finite: no exponent has all its bits set. */
+KVF_ALWAYS_INLINE int move_vector16(uint16_t *to, const uint16_t *from, uint32_t count,
+                                    uint16_t exponent)
 {
     uint16_t bad = 0;
     for (uint32_t i = 0; i < count; i++) {
@@ -23,7 +23,7 @@ KVF_ALWAYS_INLINE int move_row16(uint16_t *to, const uint16_t *from, uint32_t co
     return bad == 0;
 }
 
-KVF_ALWAYS_INLINE int move_row32(uint32_t *to, const uint32_t *from, uint32_t count)
+KVF_ALWAYS_INLINE int move_vector32(uint32_t *to, const uint32_t *from, uint32_t count)
 {
     uint32_t bad = 0;
     for (uint32_t i = 0; i < count; i++) {
@@ -34,31 +34,31 @@ KVF_ALWAYS_INLINE int move_row32(uint32_t *to, const uint32_t *from, uint32_t co
     return bad == 0;
 }
 
-static int move_row(const kvf_shape *s, void *to, const void *from, uint32_t count)
+static int move_vector(const kvf_shape *s, void *to, const void *from, uint32_t count)
 {
     if (s->dtype == KVF_BF16)
-        return move_row16(to, from, count, 0x7f80u);
+        return move_vector16(to, from, count, 0x7f80u);
     if (s->dtype == KVF_FP16)
-        return move_row16(to, from, count, 0x7c00u);
-    return move_row32(to, from, count);
+        return move_vector16(to, from, count, 0x7c00u);
+    return move_vector32(to, from, count);
 }
 
 void KVF_SIMD_NAME(repack)(const void *args, uint32_t task)
 {
     const kvf_repack_args *a = args;
     const kvf_shape *s = &a->shape;
-    const size_t row_bytes = kvf_key_bytes(s), value_bytes = kvf_value_bytes(s);
+    const size_t key_bytes = kvf_key_bytes(s), value_bytes = kvf_value_bytes(s);
     const uint32_t block = task / a->kv_heads, head = task % a->kv_heads;
     uint8_t *page = kvf_offset_mut(a->blocks[block], head * kvf_page_bytes(s));
     const uint32_t begin = block == 0 ? a->first : 0;
     const uint32_t end = kvf_min_u32(s->page_size, a->first + a->tokens - block * s->page_size);
-    for (uint32_t row = begin; row < end; row++) {
-        const uint32_t token = block * s->page_size + row - a->first;
+    for (uint32_t place = begin; place < end; place++) {
+        const uint32_t token = block * s->page_size + place - a->first;
         const size_t from = (size_t)token * a->kv_heads + head;
-        uint8_t *to = page + row * kvf_token_bytes(s);
-        int keys = move_row(s, to, kvf_offset(a->k, from * row_bytes), s->head_dim);
+        uint8_t *to = page + place * kvf_token_bytes(s);
+        int keys = move_vector(s, to, kvf_offset(a->k, from * key_bytes), s->head_dim);
         int values =
-            move_row(s, to + row_bytes, kvf_offset(a->v, from * value_bytes), kvf_value_dim(s));
+            move_vector(s, to + key_bytes, kvf_offset(a->v, from * value_bytes), kvf_value_dim(s));
         if (!keys || !values)
             kvf_fault_note(a->fault, token);
     }

@@ -20,12 +20,12 @@ void kvf_take_ref(const void *args, uint32_t task)
     const size_t bytes = kvf_key_bytes(&a->shape), value_bytes = kvf_value_bytes(&a->shape);
     for (uint32_t i = first; i < end; i++) {
         const uint32_t id = a->ids[(size_t)head * a->stride + i];
-        const uint32_t row = id % a->shape.page_size;
+        const uint32_t place = id % a->shape.page_size;
         const void *page =
             kvf_offset(a->blocks[id / a->shape.page_size], head * kvf_page_bytes(&a->shape));
         const size_t to = (size_t)i * a->kv_heads + head;
-        memcpy(kvf_offset_mut(a->k, to * bytes), kvf_page_key(&a->shape, page, row), bytes);
-        memcpy(kvf_offset_mut(a->v, to * value_bytes), kvf_page_value(&a->shape, page, row),
+        memcpy(kvf_offset_mut(a->k, to * bytes), kvf_page_key(&a->shape, page, place), bytes);
+        memcpy(kvf_offset_mut(a->v, to * value_bytes), kvf_page_value(&a->shape, page, place),
                value_bytes);
     }
 }

@@ -21,7 +21,7 @@
 typedef struct shared_state {
     uint32_t scratch[KVF_BLOCK_SCRATCH];
     uint32_t pages[THREADS + 1]; /* of this round's steps, after the last page of the one before */
-    kvf_row_move moves[THREADS];
+    kvf_token_move moves[THREADS];
 } shared_state;
 
 /* One KV head of one launch. */

@@ -89,7 +89,7 @@ void kvf_heads_take_jobs(kvf_heads_call *call)
     KVF_TAKE(call->step, heads, call->heads, count);
     KVF_TAKE(call->step, jobs, call->pack_jobs.jobs, KVF_HEADS_JOBS_MAX);
     memcpy(heads, call->step->cache->layer_groups[call->step->layer].heads, count * sizeof *heads);
-    call->pack_jobs.rows = call->rows;
+    call->pack_jobs.tokens = call->rows;
     call->unpack_jobs = call->pack_jobs;
     if (!call->is_mixed)
         return;

@@ -32,12 +32,12 @@ static uint32_t head_at(const uint32_t *list, uint32_t i)
     return list ? list[i] : i;
 }
 
-static void heads_case(check *c, uint32_t rows, uint32_t bytes)
+static void heads_case(check *c, uint32_t tokens, uint32_t bytes)
 {
     if (!check_begin(c))
         return;
     const uint32_t jobs = 1 + check_below(c, 4), shift = check_below(c, 3) ? 0 : 4;
-    check_describe(c, "rows=%u bytes=%u jobs=%u shift=%u", rows, bytes, jobs, shift);
+    check_describe(c, "tokens=%u bytes=%u jobs=%u shift=%u", tokens, bytes, jobs, shift);
     kvf_heads_job *job = check_in(c, jobs * sizeof *job);
     for (uint32_t j = 0; j < jobs; j++) {
         kvf_heads_job *b = &job[j];
@@ -47,21 +47,22 @@ static void heads_case(check *c, uint32_t rows, uint32_t bytes)
         b->count = 1 + check_below(c, kvf_min_u32(b->from_heads, b->to_heads));
         b->from_head = choose_heads(c, b->from_heads, b->count);
         b->to_head = choose_heads(c, b->to_heads, b->count);
-        const size_t from_bytes = (size_t)rows * b->from_heads * bytes;
-        const size_t to_bytes = (size_t)rows * b->to_heads * bytes;
+        const size_t from_bytes = (size_t)tokens * b->from_heads * bytes;
+        const size_t to_bytes = (size_t)tokens * b->to_heads * bytes;
         uint8_t *from = check_in(c, from_bytes + shift);
         for (size_t i = 0; i < from_bytes; i++)
             from[shift + i] = (uint8_t)check_random(c);
         b->from = from + shift;
         b->to = check_changed(c, "to", to_bytes);
     }
-    const kvf_heads_args a = {.rows = rows, .job_count = jobs, .jobs = job};
+    const kvf_heads_args a = {.tokens = tokens, .job_count = jobs, .jobs = job};
     CHECK_BOTH(c, heads, &a);
     for (uint32_t j = 0; j < jobs; j++)
-        for (uint32_t row = 0; row < rows; row++)
+        for (uint32_t token = 0; token < tokens; token++)
             for (uint32_t i = 0; i < job[j].count; i++) {
-                const size_t from = (size_t)row * job[j].from_heads + head_at(job[j].from_head, i);
-                const size_t to = (size_t)row * job[j].to_heads + head_at(job[j].to_head, i);
+                const size_t from =
+                    (size_t)token * job[j].from_heads + head_at(job[j].from_head, i);
+                const size_t to = (size_t)token * job[j].to_heads + head_at(job[j].to_head, i);
                 check_bits(c, "a head", (char *)job[j].to + to * bytes,
                            (const char *)job[j].from + from * bytes, bytes);
             }
