@@ -151,8 +151,8 @@ typedef struct kvf_write_args {
     uint32_t layer;
     uint32_t tokens;
     uint32_t is_wide; /* 1: k and v are fp32, rounded to the element type as they are read */
-    const void *k;    /* [tokens] rows of [kv_heads, head_dim], k_stride elements apart */
-    const void *v;    /* [tokens] rows of [kv_heads, value_dim] */
+    const void *k;    /* [tokens] of [kv_heads, head_dim], k_stride elements apart */
+    const void *v;    /* [tokens] of [kv_heads, value_dim] */
     size_t k_stride;
     size_t v_stride;
     const int64_t *slots; /* [tokens] physical block * block_size + token */
@@ -246,7 +246,7 @@ typedef struct kvf_scatter_heads_args {
     uint32_t rows;
     uint32_t kv_heads;
     uint32_t group;
-    uint32_t row_bytes;    /* of an output of a head, a multiple of 4 */
+    uint32_t value_bytes;  /* of an output of a head, a multiple of 4 */
     const void *from;      /* [rows, kv_heads, group, value_dim] */
     const float *from_lse; /* [rows, kv_heads, group] */
     void *out;             /* as `from` */

@@ -216,7 +216,7 @@ extern "C" int kvf_gather_window_cuda(const void *args, uint32_t tasks, void *st
 static __global__ void __launch_bounds__(THREADS)
     scatter_heads_rows(const __grid_constant__ kvf_scatter_heads_args a)
 {
-    const uint32_t words = a.row_bytes / 4, head_words = a.group * words;
+    const uint32_t words = a.value_bytes / 4, head_words = a.group * words;
     const size_t row = (size_t)blockIdx.x * a.kv_heads;
     for (uint32_t i = threadIdx.x; i < a.kv_heads * head_words; i += blockDim.x)
         if (a.streaming[i / head_words])

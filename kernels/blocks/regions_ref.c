@@ -115,8 +115,8 @@ void kvf_scatter_heads_ref(const void *args, uint32_t task)
         const size_t at = ((size_t)task * a->kv_heads + h) * a->group;
         if (!a->streaming[h])
             continue;
-        memcpy((char *)a->out + at * a->row_bytes, kvf_offset(a->from, at * a->row_bytes),
-               (size_t)a->group * a->row_bytes);
+        memcpy((char *)a->out + at * a->value_bytes, kvf_offset(a->from, at * a->value_bytes),
+               (size_t)a->group * a->value_bytes);
         if (a->lse)
             memcpy(a->lse + at, a->from_lse + at, a->group * sizeof *a->lse);
     }

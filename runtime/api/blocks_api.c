@@ -145,20 +145,20 @@ kvf_status kvf_blocks_attention_params(kvf_blocks *blocks, uint32_t layer,
     return kvf_leave(blocks->cache, set_attention(blocks, layer, params));
 }
 
-/* Strides of rows of keys and values. */
+/* Strides from token to token of keys and values. */
 static kvf_status check_strides(const kvf_blocks *blocks, size_t k_stride, size_t v_stride)
 {
     const kvf_cache_config *c = &blocks->cache->config;
     const struct {
         const char *name, *dim;
-        size_t stride, row;
+        size_t stride, numbers;
     } strides[] = {{"k_stride", "head_dim", k_stride, (size_t)c->kv_heads * c->head_dim},
                    {"v_stride", "value_dim", v_stride, (size_t)c->kv_heads * c->value_dim}};
     for (size_t i = 0; i < 2; i++)
-        if (strides[i].stride && strides[i].stride < strides[i].row)
+        if (strides[i].stride && strides[i].stride < strides[i].numbers)
             KVF_FAIL(blocks->cache->context, KVF_INVALID,
                      "%s = %zu: a token has kv_heads * %s = %zu elements; 0 means just those",
-                     strides[i].name, strides[i].stride, strides[i].dim, strides[i].row);
+                     strides[i].name, strides[i].stride, strides[i].dim, strides[i].numbers);
     return KVF_OK;
 }
 

@@ -150,7 +150,7 @@ static kvf_fill_nan_args fill_nan_of(const kvf_blocks *blocks, uint32_t rows, vo
 
 /* ---- streaming heads ---- */
 
-/* The layer's row of `streaming`, on the device; NULL: no head of it streams. */
+/* The layer's heads of `streaming`, on the device; NULL: no head of it streams. */
 static const uint32_t *streaming_of(const kvf_blocks *blocks, uint32_t layer)
 {
     const kvf_physical_blocks *c = &blocks->physical;
@@ -169,7 +169,7 @@ static kvf_status scatter_heads(const kvf_blocks *blocks, uint32_t layer, uint32
                                          .rows = rows,
                                          .kv_heads = p->kv_heads,
                                          .group = p->group,
-                                         .row_bytes = (uint32_t)kvf_value_bytes(&shape),
+                                         .value_bytes = (uint32_t)kvf_value_bytes(&shape),
                                          .from = blocks->tails.out,
                                          .from_lse = blocks->tails.lse,
                                          .out = out,
@@ -235,7 +235,7 @@ static kvf_status prefill_tails(const kvf_blocks *blocks, uint32_t layer,
     const kvf_query_chunk *chunk = &all->chunks.at[i];
     const size_t heads = (size_t)p->kv_heads * p->group;
     const size_t element = kvf_dtype_bytes(kvf_query_dtype(&blocks->cache->config));
-    const size_t row = heads * p->shape.head_dim * element;
+    const size_t query = heads * p->shape.head_dim * element;
     const size_t out = heads * kvf_value_dim(&p->shape) * element;
     kvf_prefill_kernel_args piece = *all;
     piece.chunks.count = 0;
@@ -248,7 +248,7 @@ static kvf_status prefill_tails(const kvf_blocks *blocks, uint32_t layer,
         const size_t first = chunk->first + done;
         piece.tokens = kvf_min_u32(KVF_BLOCK_PIECE, chunk->tokens - done);
         piece.base = chunk->base + done;
-        piece.q = (const char *)all->q + first * row;
+        piece.q = (const char *)all->q + first * query;
         KVF_TRY(KVF_ENQUEUE(stream, prefill, piece));
         KVF_TRY(scatter_heads(blocks, layer, piece.tokens, (char *)all->out + first * out,
                               all->lse ? all->lse + first * heads : NULL, stream));

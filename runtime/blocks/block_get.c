@@ -35,12 +35,12 @@ static kvf_status settle(kvf_blocks *blocks, const kvf_blocks_get_args *args, kv
     return ops->stream_wait(stream);
 }
 
-/* `count` numbers to the row of token `index`; NULL: NaN. */
-static void give(const kvf_blocks_get_args *args, kvf_dtype dtype, void *rows, size_t at,
+/* `count` numbers of token `index`, from `at` on; NULL: NaN. */
+static void give(const kvf_blocks_get_args *args, kvf_dtype dtype, void *all, size_t at,
                  const void *from, uint32_t count)
 {
     const kvf_dtype wanted = args->fp32 ? KVF_FP32 : dtype;
-    char *to = (char *)rows + at * kvf_dtype_bytes(wanted);
+    char *to = (char *)all + at * kvf_dtype_bytes(wanted);
     if (!from)
         for (uint32_t i = 0; i < count; i++)
             kvf_element_set(to, wanted, i, NAN);

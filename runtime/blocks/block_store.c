@@ -260,7 +260,7 @@ static void carve_tails(kvf_blocks *blocks, kvf_carver *k)
     const uint64_t lists = used * c->regions * p->lists, splits = lists * t->splits_max;
     const kvf_dtype dtype = kvf_query_dtype(&blocks->cache->config);
     const uint64_t heads = (uint64_t)p->kv_heads * p->group;
-    const uint64_t row = kvf_value_dim(&p->shape) * kvf_dtype_bytes(dtype);
+    const uint64_t value = kvf_value_dim(&p->shape) * kvf_dtype_bytes(dtype);
     const uint64_t kept = kvf_brings_tokens(&blocks->cache->kv_groups[0]) ? c->regions : 0;
     KVF_CARVE(k, c->streaming.tails, kept, c->streaming.blocks, kvf_run_bytes(p));
     KVF_CARVE(k, c->streaming.tags, kept, c->streaming.blocks, p->block_size);
@@ -268,7 +268,7 @@ static void carve_tails(kvf_blocks *blocks, kvf_carver *k)
     KVF_CARVE(k, t->span_count, lists);
     KVF_CARVE(k, t->partial_o, splits, p->group, kvf_value_dim(&p->shape));
     KVF_CARVE(k, t->partial_lse, splits, p->group);
-    KVF_CARVE(k, t->out, used * kvf_max_u32(c->regions, KVF_BLOCK_PIECE), heads, row);
+    KVF_CARVE(k, t->out, used * kvf_max_u32(c->regions, KVF_BLOCK_PIECE), heads, value);
     KVF_CARVE(k, t->lse, used * kvf_max_u32(c->regions, KVF_BLOCK_PIECE), heads);
 }
 

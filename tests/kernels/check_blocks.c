@@ -460,7 +460,7 @@ static void stream(check *c, const world *w)
                                                   .rows = rows,
                                                   .kv_heads = p->kv_heads,
                                                   .group = group,
-                                                  .row_bytes = sizeof(float),
+                                                  .value_bytes = sizeof(float),
                                                   .from = from,
                                                   .from_lse = from,
                                                   .out = out,
