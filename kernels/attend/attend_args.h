@@ -95,7 +95,7 @@ typedef struct kvf_attend_args {
     uint32_t lists;
     uint32_t group;
     kvf_subgroup sub;
-    uint32_t spans_max; /* row stride of spans */
+    uint32_t spans_max; /* stride of spans */
     uint32_t split;     /* spans per split */
     float scale;
     float cap;

@@ -243,7 +243,7 @@ KVF_TASKS(dequantize, kvf_dequantize_args, 1 + a->count * a->paging.kv_heads)
 typedef struct kvf_carry_args {
     kvf_paging paging;
     uint32_t quantized;
-    uint32_t stride;         /* row stride of ids */
+    uint32_t stride;         /* stride of ids */
     const void *const *from; /* [quantized] blocks in storage format */
     const uint32_t *ids;     /* [kv_heads, stride] */
     char *scratch;           /* [blocks_max] blocks in full precision */
@@ -277,7 +277,7 @@ typedef struct kvf_take_args {
     kvf_shape shape;
     uint32_t kv_heads;
     uint32_t count;            /* tokens per KV head */
-    uint32_t stride;           /* row stride of ids */
+    uint32_t stride;           /* stride of ids */
     const void *const *blocks; /* [pages] by token range; head h's page is at h * page bytes */
     const uint32_t *ids;       /* [kv_heads, stride] */
     void *k;                   /* [count, kv_heads, head_dim] dtype */

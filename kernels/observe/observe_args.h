@@ -36,7 +36,7 @@ typedef struct kvf_observe_args {
     uint32_t kv_heads;
     uint32_t group;
     uint32_t window;    /* queries of this launch, 1 .. kvf_observe_window_max(group) */
-    uint32_t spans_max; /* row stride of spans */
+    uint32_t spans_max; /* stride of spans */
     uint32_t window_mean;
     kvf_group_reduce group_reduce;
     float scale;
@@ -153,7 +153,7 @@ KVF_TASKS(pool, kvf_pool_args, a->rows)
 
 typedef struct kvf_profile_args {
     uint32_t rows;
-    uint32_t stride; /* row stride of scores, >= count */
+    uint32_t stride; /* stride of scores, >= count */
     uint32_t count;
     uint32_t top;
     const float *scores; /* [rows, stride] */

@@ -52,7 +52,7 @@ typedef struct kvf_score_args {
     uint32_t lists;
     uint32_t group;                  /* query heads per list, 1 .. KVF_GROUP_MAX_HEADS */
     kvf_subgroup sub;                /* heads that take part */
-    uint32_t pages_max;              /* row stride of scores, >= every pages[l] */
+    uint32_t pages_max;              /* stride of scores, >= every pages[l] */
     uint32_t block_size;             /* tokens of an entry of block_of and bits */
     const void *q;                   /* [lists, group, head_dim] dtype */
     const void *const *digests;      /* [lists] -> [blocks, pages, subs, 2, head_dim] bf16 */
@@ -91,7 +91,7 @@ typedef struct kvf_reduce_args {
     kvf_group_reduce kind;
     uint32_t outputs;
     uint32_t rows;
-    uint32_t pages_max; /* row stride of scores and of out */
+    uint32_t pages_max; /* stride of scores and of out */
     float scale;
     float cap;
     const float *scores;   /* [outputs, rows, pages_max] */
@@ -229,7 +229,7 @@ typedef struct kvf_score_codes_args {
     uint32_t lists;
     uint32_t group;     /* query heads per list, 1 .. KVF_GROUP_MAX_HEADS */
     kvf_subgroup sub;   /* heads that take part */
-    uint32_t pages_max; /* row stride of mass, >= every pages[l] */
+    uint32_t pages_max; /* stride of mass, >= every pages[l] */
     uint32_t tiles_max; /* stride of tile_max and tile_sum, >= the tiles of pages_max */
     float cap;
     const int8_t *q;                 /* [lists, group, head_dim], -127 .. 127, 16-byte aligned */
@@ -457,7 +457,7 @@ KVF_INLINE kvf_centroid kvf_centroid_at(const kvf_score_centroids_args *a, uint3
 typedef struct kvf_filter_args {
     uint32_t lists;
     uint32_t block_size; /* 32 or 64 tokens */
-    uint32_t blocks_max; /* row stride of bits */
+    uint32_t blocks_max; /* stride of bits */
     uint32_t ids_max;
     const uint64_t *const *from; /* [lists] -> [blocks] */
     const uint32_t *blocks;      /* [lists] */
@@ -490,7 +490,7 @@ typedef struct kvf_reduce_mass_args {
     uint32_t block_size; /* 32 or 64 tokens, >= page_size */
     uint32_t lists;
     uint32_t group;
-    uint32_t pages_max; /* row stride of mass and out */
+    uint32_t pages_max; /* stride of mass and out */
     uint32_t tiles_max; /* stride of tile_max and tile_sum */
     const uint16_t *mass;
     const float *tile_max;

@@ -20,7 +20,7 @@
 typedef struct kvf_caller_scores_args {
     kvf_paging paging; /* lists == kv_heads */
     uint32_t rows;
-    uint32_t stride; /* row stride of out, >= every number of sealed pages */
+    uint32_t stride; /* stride of out, >= every number of sealed pages */
     uint32_t caller_stride;
     uint32_t caller_heads; /* lists of a row that the caller has */
     const uint32_t *heads; /* [lists] which of these each is; NULL = the same */
@@ -55,8 +55,8 @@ KVF_INLINE uint32_t kvf_caller_page_counts(const kvf_paging *p, const kvf_row *r
  */
 typedef struct kvf_topk_args {
     uint32_t lists;
-    uint32_t stride;  /* row stride of scores */
-    uint32_t ids_max; /* row stride of ids, >= every k */
+    uint32_t stride;  /* stride of scores */
+    uint32_t ids_max; /* stride of ids, >= every k */
     uint32_t work_stride;
     const float *scores;   /* [lists, stride] */
     const uint32_t *first; /* [lists]; NULL = 0 */
@@ -76,8 +76,8 @@ KVF_TASKS(topk, kvf_topk_args, a->lists)
 typedef struct kvf_trim_args {
     kvf_paging paging; /* lists == kv_heads */
     uint32_t rows;
-    uint32_t stride;     /* row stride of scores */
-    uint32_t ids_max;    /* row stride of ids */
+    uint32_t stride;     /* stride of scores */
+    uint32_t ids_max;    /* stride of ids */
     const kvf_row *row;  /* [rows] */
     const float *scores; /* [rows * lists, stride] */
     int32_t *ids;        /* [rows * lists, ids_max] in and out */
@@ -136,7 +136,7 @@ KVF_TASKS(spread, kvf_spread_args, a->rows * a->lists)
 typedef struct kvf_mask_args {
     kvf_paging paging;
     uint32_t ids_max;
-    uint32_t tokens_max;         /* row stride of tokens */
+    uint32_t tokens_max;         /* stride of tokens */
     const int32_t *tokens;       /* [lists, tokens_max] ascending */
     const uint32_t *token_count; /* [lists] */
     int32_t *ids;                /* [lists, ids_max] out */
@@ -165,7 +165,7 @@ typedef struct kvf_miss {
 typedef struct kvf_resolve_args {
     kvf_paging paging;
     uint32_t rows;
-    uint32_t ids_max;             /* row stride of ids, of slot_of_id and of misses */
+    uint32_t ids_max;             /* stride of ids, of slot_of_id and of misses */
     const kvf_row *row;           /* [rows] */
     const int32_t *ids;           /* [rows * lists, ids_max] ascending */
     const uint32_t *id_count;     /* [rows * lists] */
@@ -212,7 +212,7 @@ typedef struct kvf_select_args {
     uint32_t rows;
     uint32_t ids_max;
     uint32_t spans_max;
-    uint32_t stride;             /* row stride of scores */
+    uint32_t stride;             /* stride of scores */
     uint32_t work_stride;        /* of topk */
     kvf_arrival arrival;         /* of assemble */
     const kvf_row *row;          /* [rows] */
@@ -336,7 +336,7 @@ typedef struct kvf_overlap_args {
     kvf_paging paging;
     const kvf_row *row; /* [1] */
     uint32_t rest;      /* tokens of the budget to divide */
-    uint32_t ids_max;   /* row stride of a and b */
+    uint32_t ids_max;   /* stride of a and b */
     const int32_t *a;   /* [kv_heads, ids_max] ascending */
     const uint32_t *a_count;
     const int32_t *b;

@@ -51,7 +51,7 @@ KVF_CHECKED kvf_status kvf_step_cover(kvf_step *step, const kvf_observation *o);
 /* Arguments that all launches over a cover share. */
 kvf_observe_args kvf_step_observe_args(const kvf_step *step, uint32_t resident);
 KVF_CHECKED kvf_status kvf_step_observe(kvf_step *step, const kvf_observation *o);
-/* Row stride of token_score after it. */
+/* Stride of token_score after it. */
 uint32_t kvf_token_stride(const kvf_kv_group *kv_group, uint32_t resident);
 /* The best candidates of the observation, [kv_heads, dims.tokens_max]. */
 KVF_CHECKED kvf_status kvf_step_top_tokens(kvf_step *step, uint32_t resident, int32_t *ids,
