@@ -37,6 +37,8 @@ RETIRED = (
      r"kernels/(score/(codes|encode_simd)|move/quantized(_simd)?\.c?u?h)"),
     (r"[Rr]ows?|row_bytes|ROW_\w+",
      r"kernels/move/(copy|heads|move|repack|take)[._](?!args)"),
+    (r"[Rr]ows?|TILE_ROWS|row_block",
+     r"kernels/(tile_simd\.h|attend/(attend|merge|prefill)(_ref|_simd)\.c)"),
 )
 
 

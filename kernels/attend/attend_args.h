@@ -75,7 +75,7 @@ KVF_INLINE uint32_t kvf_assemble_slot(const kvf_assemble_args *a, const kvf_row 
 }
 
 /* ---- attend: sparse paged attention, split over spans ----
- * Partial results over fixed groups of `split` consecutive spans: for list l, split s, query row g:
+ * Partial results over fixed groups of `split` consecutive spans: for list l, split s, query g:
  *   partial_o[l, s, g, :] = sum_t softmax_t(s_t) v_t   (normalised within the split), fp32
  *   partial_lse[l, s, g]  = ln sum_t exp(s_t), -INFINITY if no token is attended
  * with logits s_t = scale q.k_t, capped (cap.h).
@@ -125,14 +125,14 @@ typedef struct kvf_merge_args {
     const float *partial_lse;   /* [lists, splits_max, group] */
     void *out;                  /* [lists, group, value_dim] dtype, which may be fp32 for any */
     float *lse;                 /* [lists, group]; may be NULL */
-    const float *sinks; /* [heads]: row r of lists x group is of head r % heads; NULL = none */
+    const float *sinks; /* [heads]: query i of lists x group is of head i % heads; NULL = none */
     uint32_t heads;
 } kvf_merge_args;
 KVF_TASKS(merge, kvf_merge_args, a->lists)
 
-KVF_INLINE float kvf_merge_sink(const kvf_merge_args *a, size_t row)
+KVF_INLINE float kvf_merge_sink(const kvf_merge_args *a, size_t query)
 {
-    return a->sinks ? a->sinks[row % a->heads] : -INFINITY;
+    return a->sinks ? a->sinks[query % a->heads] : -INFINITY;
 }
 
 /* ---- attend_step: all of it in one launch, for a fused step ----
@@ -173,19 +173,19 @@ KVF_INLINE kvf_merge_args kvf_attend_step_merge(const kvf_attend_step_args *a)
 
 /* ---- prefill: causal attention of a chunk, or of several rows' ----
  * Queries of tokens base .. base+tokens-1 of one sequence attend to tokens j <= their own
- * index, which lie in pages in order: token j is row j % page_size of pages[kv_head][j /
+ * index, which lie in pages in order: token j is token j % page_size of pages[kv_head][j /
  * page_size]. With a window, query i attends only to tokens j < sink and j > i - window; time is
  * that of sink + window + chunk keys: runs of KVF_PREFILL_KEYS keys, from a multiple of it, that no
  * query of the launch attends to are not read, nor are their blocks. Keys and values of other
  * tokens below base + tokens are finite, attended or not. Keys are summed in runs of
  * KVF_PREFILL_TILE or less, from a multiple of it, one after the other; so a query has the same
  * bits whatever the chunk, also where whole such runs between sink and window are left out. A task
- * is one KV head x KVF_PREFILL_ROWS consecutive query tokens (all query heads of the group). With
- * chunks the same of each; tasks after the end of a chunk do nothing.
+ * is one KV head x KVF_PREFILL_QUERIES consecutive query tokens (all query heads of the group).
+ * With chunks the same of each; tasks after the end of a chunk do nothing.
  */
-#define KVF_PREFILL_ROWS 48u
-#define KVF_PREFILL_KEYS 64u
-#define KVF_PREFILL_TILE 128u
+#define KVF_PREFILL_QUERIES 48u
+#define KVF_PREFILL_KEYS    64u
+#define KVF_PREFILL_TILE    128u
 
 typedef struct kvf_prefill_kernel_args {
     kvf_shape shape;
@@ -209,7 +209,7 @@ typedef struct kvf_prefill_kernel_args {
 } kvf_prefill_kernel_args;
 KVF_TASKS(prefill, kvf_prefill_kernel_args,
           kvf_max_u32(a->chunks.count, 1) * a->kv_heads *
-              kvf_div_ceil_u32(a->tokens, KVF_PREFILL_ROWS))
+              kvf_div_ceil_u32(a->tokens, KVF_PREFILL_QUERIES))
 
 /* Chunk `i` of a launch, and its blocks. */
 KVF_INLINE kvf_query_chunk kvf_prefill_chunk(const kvf_prefill_kernel_args *a, uint32_t i)
@@ -232,10 +232,10 @@ KVF_INLINE float kvf_prefill_sink(const kvf_prefill_kernel_args *a, uint32_t kv_
  * nothing to do. */
 KVF_INLINE kvf_prefill_kernel_args kvf_prefill_one(const kvf_prefill_kernel_args *a, uint32_t *task)
 {
-    const uint32_t tiles = kvf_div_ceil_u32(a->tokens, KVF_PREFILL_ROWS), tile = *task % tiles;
+    const uint32_t tiles = kvf_div_ceil_u32(a->tokens, KVF_PREFILL_QUERIES), tile = *task % tiles;
     const uint32_t head = *task / tiles % a->kv_heads, i = *task / tiles / a->kv_heads;
     const kvf_query_chunk chunk = kvf_prefill_chunk(a, i);
-    const uint32_t own = kvf_div_ceil_u32(chunk.tokens, KVF_PREFILL_ROWS);
+    const uint32_t own = kvf_div_ceil_u32(chunk.tokens, KVF_PREFILL_QUERIES);
     const size_t first = (size_t)chunk.first * a->kv_heads * a->group;
     kvf_prefill_kernel_args one = *a;
     one.tokens = chunk.tokens;

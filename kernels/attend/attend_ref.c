@@ -16,7 +16,7 @@
 #include "split.h"
 #include "variants.h"
 
-/* A query row, and the same rotated. */
+/* A query, and the same rotated. */
 typedef struct query {
     float plain[KVF_HEAD_DIM_MAX], rotated[KVF_HEAD_DIM_MAX];
 } query;
@@ -54,9 +54,9 @@ static double logit(const kvf_attend_args *a, const query *q, const kvf_span *sp
     return kvf_capped(kvf_sum_of_products(with, k, s->head_dim) * (double)a->scale, a->cap);
 }
 
-/* One query row over the spans of a split. */
-static void attend_row(const kvf_attend_args *a, const kvf_split *split, const void *from, float *o,
-                       float *lse)
+/* One query over the spans of a split. */
+static void attend_query(const kvf_attend_args *a, const kvf_split *split, const void *from,
+                         float *o, float *lse)
 {
     const kvf_shape *s = &a->shape;
     double top = -INFINITY, sum = 0.0;
@@ -98,9 +98,9 @@ void kvf_attend_ref(const void *args, uint32_t task)
     for (uint32_t g = sub.first; g < sub.first + sub.count; g++) {
         const void *q =
             kvf_offset(a->q, ((size_t)split.list * a->group + g) * kvf_key_bytes(&a->shape));
-        const size_t row = (size_t)task * a->group + g;
-        attend_row(a, &split, q, a->partial_o + row * kvf_value_dim(&a->shape),
-                   a->partial_lse + row);
+        const size_t at_query = (size_t)task * a->group + g;
+        attend_query(a, &split, q, a->partial_o + at_query * kvf_value_dim(&a->shape),
+                     a->partial_lse + at_query);
     }
 }
 

@@ -4,8 +4,8 @@
  * Sparse paged attention over spans, vectorised. Bound it aims at: reading K and V once from
  * memory.
  *
- * Knows nothing of pages beyond attend_ref.c. Query rows go in blocks of 4, 2 or 1, and as many
- * keys at a time as fill eight accumulators, so a key is widened once per block and a query vector
+ * Knows nothing of pages beyond attend_ref.c. Queries go in batches of 4, 2 or 1, and as many
+ * keys at a time as fill eight accumulators, so a key is widened once per batch and a query vector
  * is loaded once for several keys. Softmax is online, a tile at a time: the live tokens of a page
  * of 32 or 64, or of as many smaller pages as make 32. While the keys of a tile are read, those of
  * the next one are prefetched, and likewise its values. Only live tokens are touched, so skipping a
@@ -17,8 +17,8 @@
  *
  * Quantized pages come after the exact ones of a split, in tiles of their own. Codes become fp32 in
  * registers; a scale goes to the logit of its key and to the weight of its value, once per token
- * and row. Scales and minima of int4 differ by channel and go to the value. Whole pages of the next
- * tile are prefetched, so that their scales are there when it is listed.
+ * and query. Scales and minima of int4 differ by channel and go to the value. Whole pages of the
+ * next tile are prefetched, so that their scales are there when it is listed.
  */
 
 #include <math.h>
@@ -29,22 +29,22 @@
 #include "variants.h"
 
 #define ACCUMULATORS 8u
-#define BLOCKS_MAX   5u                                           /* 15 heads: 4 + 4 + 4 + 2 + 1 */
+#define BATCHES_MAX  5u                                           /* 15 heads: 4 + 4 + 4 + 2 + 1 */
 #define STEPS_MAX    (2 * KVF_HEAD_DIM_MAX / KVF_QUANTIZED_GROUP) /* scales and minima of a value */
 
-/* The state of one block of query rows over one split. */
-typedef struct block {
+/* The state of one batch of queries over one split. */
+typedef struct batch {
     _Alignas(64) float q[4][KVF_HEAD_DIM_MAX]; /* paired order, padded with zeros */
     _Alignas(64) float o[4][KVF_HEAD_DIM_MAX]; /* paired order, sum of weight x value */
     _Alignas(
-        64) float s[(KVF_PAGE_SIZE_MAX + ACCUMULATORS) * 4]; /* [key][row] logits, then weights */
+        64) float s[(KVF_PAGE_SIZE_MAX + ACCUMULATORS) * 4]; /* [key][query] logits, then weights */
     float top[4];
     float sum[4];
-    const void *raw[4]; /* rows of q as given */
+    const void *raw[4]; /* queries as given */
     /* of quantized pages, in order */
     _Alignas(64) float rotated[4][KVF_HEAD_DIM_MAX];
     _Alignas(64) float sums[4][KVF_HEAD_DIM_MAX]; /* of weight x value */
-} block;
+} batch;
 
 /* Live tokens of a tile, in order; padded with the last one to a multiple of ACCUMULATORS. A value
  * lies after its key. */
@@ -107,14 +107,14 @@ KVF_ALWAYS_INLINE void prefetch_lines(const char *at, const uint32_t lines)
 }
 
 /*
- * s[key][row] for 8 / rows keys. Meanwhile as many keys of `ahead`, unless that is NULL, are
+ * s[key][query] for 8 / queries keys. Meanwhile as many keys of `ahead`, unless that is NULL, are
  * prefetched, some lines a step: the core drops prefetches that come in bursts.
  */
-KVF_ALWAYS_INLINE void dot_keys(block *b, const uint32_t rows, const kvf_dtype dtype,
+KVF_ALWAYS_INLINE void dot_keys(batch *b, const uint32_t queries, const kvf_dtype dtype,
                                 const kvf_shape *s, const char *const *key, float *to,
                                 const char *const *ahead)
 {
-    const uint32_t keys = ACCUMULATORS / rows, element = dtype == KVF_FP32 ? 4 : 2;
+    const uint32_t keys = ACCUMULATORS / queries, element = dtype == KVF_FP32 ? 4 : 2;
     const uint32_t lines = (VF_PAIR * element + 63) / 64;
     vf acc[ACCUMULATORS];
     for (uint32_t i = 0; i < ACCUMULATORS; i++)
@@ -123,14 +123,14 @@ KVF_ALWAYS_INLINE void dot_keys(block *b, const uint32_t rows, const kvf_dtype d
     if (dtype == KVF_BF16) {
         for (uint32_t d = 0; d < s->head_dim; d += VF_PAIR) {
             vh q[4];
-            for (uint32_t g = 0; g < rows; g++)
+            for (uint32_t g = 0; g < queries; g++)
                 q[g] = vh_load((const uint16_t *)b->raw[g] + d, s->head_dim - d);
             for (uint32_t k = 0; ahead && k < keys; k++)
                 prefetch_lines(ahead[k] + d * element, lines);
             for (uint32_t k = 0; k < keys; k++) {
                 vh x = vh_load((const uint16_t *)key[k] + d, s->head_dim - d);
-                for (uint32_t g = 0; g < rows; g++)
-                    acc[k * rows + g] = vh_dot(x, q[g], acc[k * rows + g]);
+                for (uint32_t g = 0; g < queries; g++)
+                    acc[k * queries + g] = vh_dot(x, q[g], acc[k * queries + g]);
             }
         }
         for (uint32_t i = 0; i < ACCUMULATORS; i += 4)
@@ -142,9 +142,9 @@ KVF_ALWAYS_INLINE void dot_keys(block *b, const uint32_t rows, const kvf_dtype d
         const uint32_t left = s->head_dim - d;
         for (uint32_t k = 0; ahead && k < keys; k++)
             prefetch_lines(ahead[k] + d * element, lines);
-        if (rows == 4) {
+        if (queries == 4) {
             vf2 x[2] = {vf_load2(key[0], dtype, d, left), vf_load2(key[1], dtype, d, left)};
-            for (uint32_t g = 0; g < rows; g++) {
+            for (uint32_t g = 0; g < queries; g++) {
                 vf qa = vf_load(b->q[g] + d), qb = vf_load(b->q[g] + d + VF_LANES);
                 VF_KEEP(qa);
                 VF_KEEP(qb);
@@ -156,15 +156,15 @@ KVF_ALWAYS_INLINE void dot_keys(block *b, const uint32_t rows, const kvf_dtype d
             continue;
         }
         vf2 q[2];
-        for (uint32_t g = 0; g < rows; g++) {
+        for (uint32_t g = 0; g < queries; g++) {
             q[g].a = vf_load(b->q[g] + d);
             q[g].b = vf_load(b->q[g] + d + VF_LANES);
         }
         for (uint32_t k = 0; k < keys; k++) {
             vf2 x = vf_load2(key[k], dtype, d, left);
-            for (uint32_t g = 0; g < rows; g++) {
-                acc[k * rows + g] = vf_fma(x.a, q[g].a, acc[k * rows + g]);
-                acc[k * rows + g] = vf_fma(x.b, q[g].b, acc[k * rows + g]);
+            for (uint32_t g = 0; g < queries; g++) {
+                acc[k * queries + g] = vf_fma(x.a, q[g].a, acc[k * queries + g]);
+                acc[k * queries + g] = vf_fma(x.b, q[g].b, acc[k * queries + g]);
             }
         }
     }
@@ -172,24 +172,25 @@ KVF_ALWAYS_INLINE void dot_keys(block *b, const uint32_t rows, const kvf_dtype d
         vf_sum4(to + i, acc[i], acc[i + 1], acc[i + 2], acc[i + 3]);
 }
 
-/* Largest of the entries of each row; s has `count` entries, row = index % rows. */
-KVF_ALWAYS_INLINE void row_tops(const float *s, uint32_t count, const uint32_t rows, float *top)
+/* Largest of the entries of each query; s has `count` entries, query = index % queries. */
+KVF_ALWAYS_INLINE void query_tops(const float *s, uint32_t count, const uint32_t queries,
+                                  float *top)
 {
     vf best = vf_set(-INFINITY);
     for (uint32_t i = 0; i < count; i += VF_LANES)
         best = vf_max(vf_load(s + i), best);
     float lane[VF_LANES];
     vf_store(lane, best);
-    for (uint32_t g = 0; g < rows; g++)
-        for (uint32_t i = g; i < VF_LANES; i += rows)
+    for (uint32_t g = 0; g < queries; g++)
+        for (uint32_t i = g; i < VF_LANES; i += queries)
             top[g] = lane[i] > top[g] ? lane[i] : top[g];
 }
 
-KVF_ALWAYS_INLINE vf repeat(const float *x, const uint32_t rows)
+KVF_ALWAYS_INLINE vf repeat(const float *x, const uint32_t queries)
 {
     float lane[VF_LANES];
     for (uint32_t i = 0; i < VF_LANES; i++)
-        lane[i] = x[i % rows];
+        lane[i] = x[i % queries];
     return vf_load(lane);
 }
 
@@ -201,10 +202,10 @@ typedef struct scaling {
 
 /* Products become logits, and weights under the running maximum; o and sum are rescaled if it grew,
  * and with `by_code` the sums of quantized pages. */
-KVF_ALWAYS_INLINE void soften(block *b, const uint32_t rows, uint32_t keys, scaling by,
+KVF_ALWAYS_INLINE void soften(batch *b, const uint32_t queries, uint32_t keys, scaling by,
                               uint32_t value_dim, const int by_code)
 {
-    const uint32_t count = keys * rows;
+    const uint32_t count = keys * queries;
     const uint32_t padded = (count + VF_LANES - 1) / VF_LANES * VF_LANES;
     float top[4], base[4];
     for (uint32_t i = count; i < padded; i++)
@@ -216,8 +217,8 @@ KVF_ALWAYS_INLINE void soften(block *b, const uint32_t rows, uint32_t keys, scal
     for (uint32_t i = count; i < padded; i++)
         b->s[i] = -INFINITY;
     memcpy(top, b->top, sizeof top);
-    row_tops(b->s, padded, rows, top);
-    for (uint32_t g = 0; g < rows; g++) {
+    query_tops(b->s, padded, queries, top);
+    for (uint32_t g = 0; g < queries; g++) {
         base[g] = top[g] == -INFINITY ? 0.0f : top[g];
         if (top[g] == b->top[g])
             continue;
@@ -230,7 +231,7 @@ KVF_ALWAYS_INLINE void soften(block *b, const uint32_t rows, uint32_t keys, scal
         b->sum[g] *= factor[0];
         b->top[g] = top[g];
     }
-    const vf shift = repeat(base, rows);
+    const vf shift = repeat(base, queries);
     vf sum = vf_zero();
     for (uint32_t i = 0; i < padded; i += VF_LANES) {
         vf weight = vf_exp2(vf_sub(vf_load(b->s + i), shift));
@@ -239,63 +240,64 @@ KVF_ALWAYS_INLINE void soften(block *b, const uint32_t rows, uint32_t keys, scal
     }
     float lane[VF_LANES];
     vf_store(lane, sum);
-    for (uint32_t g = 0; g < rows; g++)
-        for (uint32_t i = g; i < VF_LANES; i += rows)
+    for (uint32_t g = 0; g < queries; g++)
+        for (uint32_t i = g; i < VF_LANES; i += queries)
             b->sum[g] += lane[i];
 }
 
 /*
- * o += weights x values, for `pairs` x rows pairs of vectors from column d. Prefetches the same
+ * o += weights x values, for `pairs` x queries pairs of vectors from column d. Prefetches the same
  * columns of the values of `next`, unless that is NULL.
  */
-KVF_ALWAYS_INLINE void add_values(block *b, const uint32_t rows, const uint32_t pairs,
+KVF_ALWAYS_INLINE void add_values(batch *b, const uint32_t queries, const uint32_t pairs,
                                   const kvf_dtype dtype, const kvf_shape *s, const live_list *list,
                                   uint32_t d, const live_list *next)
 {
     const uint32_t value_dim = kvf_value_dim(s);
-    const size_t row_bytes = kvf_key_bytes(s), column = d * (dtype == KVF_FP32 ? 4u : 2u);
+    const size_t key_bytes = kvf_key_bytes(s), column = d * (dtype == KVF_FP32 ? 4u : 2u);
     vf2 acc[4];
-    for (uint32_t g = 0; g < rows; g++)
+    for (uint32_t g = 0; g < queries; g++)
         for (uint32_t p = 0; p < pairs; p++) {
             acc[g * pairs + p].a = vf_load(b->o[g] + d + p * VF_PAIR);
             acc[g * pairs + p].b = vf_load(b->o[g] + d + p * VF_PAIR + VF_LANES);
         }
     for (uint32_t j = 0; j < list->count; j++) {
-        const void *v = list->key[j] + row_bytes;
+        const void *v = list->key[j] + key_bytes;
         if (next && j < next->count)
-            prefetch_lines(next->key[j] + row_bytes + column, pairs);
+            prefetch_lines(next->key[j] + key_bytes + column, pairs);
         for (uint32_t p = 0; p < pairs; p++) {
             vf2 x = vf_load2(v, dtype, d + p * VF_PAIR, value_dim - d - p * VF_PAIR);
-            for (uint32_t g = 0; g < rows; g++) {
-                vf weight = vf_set(b->s[j * rows + g]);
+            for (uint32_t g = 0; g < queries; g++) {
+                vf weight = vf_set(b->s[j * queries + g]);
                 acc[g * pairs + p].a = vf_fma(weight, x.a, acc[g * pairs + p].a);
                 acc[g * pairs + p].b = vf_fma(weight, x.b, acc[g * pairs + p].b);
             }
         }
     }
-    for (uint32_t g = 0; g < rows; g++)
+    for (uint32_t g = 0; g < queries; g++)
         for (uint32_t p = 0; p < pairs; p++) {
             vf_store(b->o[g] + d + p * VF_PAIR, acc[g * pairs + p].a);
             vf_store(b->o[g] + d + p * VF_PAIR + VF_LANES, acc[g * pairs + p].b);
         }
 }
 
-/* One tile for one block of rows. `next` is the tile to fetch into the cache meanwhile, or NULL. */
-KVF_ALWAYS_INLINE void attend_tile(block *b, const uint32_t rows, const kvf_dtype dtype,
+/* One tile for one batch of queries. `next` is the tile to fetch into the cache meanwhile, or NULL.
+ */
+KVF_ALWAYS_INLINE void attend_tile(batch *b, const uint32_t queries, const kvf_dtype dtype,
                                    const kvf_shape *s, const live_list *list, scaling by,
                                    const live_list *next)
 {
-    const uint32_t keys = ACCUMULATORS / rows, value_dim = kvf_value_dim(s);
+    const uint32_t keys = ACCUMULATORS / queries, value_dim = kvf_value_dim(s);
     for (uint32_t j = 0; j < list->count; j += keys)
-        dot_keys(b, rows, dtype, s, list->key + j, b->s + j * rows,
+        dot_keys(b, queries, dtype, s, list->key + j, b->s + j * queries,
                  next && j < next->count ? next->key + j : NULL);
-    soften(b, rows, list->count, by, (value_dim + VF_PAIR - 1) / VF_PAIR * VF_PAIR, 0);
-    const uint32_t pairs = 4 / rows, step = pairs * VF_PAIR;
+    soften(b, queries, list->count, by, (value_dim + VF_PAIR - 1) / VF_PAIR * VF_PAIR, 0);
+    const uint32_t pairs = 4 / queries, step = pairs * VF_PAIR;
     uint32_t d = 0;
     for (; d + step <= value_dim; d += step)
-        add_values(b, rows, pairs, dtype, s, list, d, next);
+        add_values(b, queries, pairs, dtype, s, list, d, next);
     for (; d < value_dim; d += VF_PAIR)
-        add_values(b, rows, 1, dtype, s, list, d, next);
+        add_values(b, queries, 1, dtype, s, list, d, next);
 }
 
 /* ---- quantized pages ---- */
@@ -369,69 +371,70 @@ KVF_ALWAYS_INLINE void list_quantized(live_list *list, const kvf_shape *s, const
 }
 
 /* As dot_keys, without scales; prefetches `lines` of what is ahead. */
-KVF_ALWAYS_INLINE void dot_codes(block *b, const uint32_t rows, uint32_t head_dim,
+KVF_ALWAYS_INLINE void dot_codes(batch *b, const uint32_t queries, uint32_t head_dim,
                                  const char *const *key, float *to, ahead *a, uint32_t lines)
 {
-    const uint32_t keys = ACCUMULATORS / rows;
+    const uint32_t keys = ACCUMULATORS / queries;
     vf acc[ACCUMULATORS];
     for (uint32_t i = 0; i < ACCUMULATORS; i++)
         acc[i] = vf_zero();
     prefetch_ahead(a, lines);
     for (uint32_t d = 0; d < head_dim; d += VF_LANES) {
         vf q[4];
-        for (uint32_t g = 0; g < rows; g++) {
+        for (uint32_t g = 0; g < queries; g++) {
             q[g] = vf_load(b->rotated[g] + d);
             VF_KEEP(q[g]);
         }
         for (uint32_t k = 0; k < keys; k++) {
             const vf x = vf_load_i8((const int8_t *)key[k] + d);
-            for (uint32_t g = 0; g < rows; g++)
-                acc[k * rows + g] = vf_fma(x, q[g], acc[k * rows + g]);
+            for (uint32_t g = 0; g < queries; g++)
+                acc[k * queries + g] = vf_fma(x, q[g], acc[k * queries + g]);
         }
     }
     for (uint32_t i = 0; i < ACCUMULATORS; i += 4)
         vf_sum4(to + i, acc[i], acc[i + 1], acc[i + 2], acc[i + 3]);
 }
 
-/* s[token][row] *= scale[token]. */
-KVF_ALWAYS_INLINE void scale_rows(float *s, const uint32_t rows, const float *scale, uint32_t count)
+/* s[token][query] *= scale[token]. */
+KVF_ALWAYS_INLINE void scale_queries(float *s, const uint32_t queries, const float *scale,
+                                     uint32_t count)
 {
     for (uint32_t j = 0; j < count; j++)
-        for (uint32_t g = 0; g < rows; g++)
-            s[j * rows + g] *= scale[j];
+        for (uint32_t g = 0; g < queries; g++)
+            s[j * queries + g] *= scale[j];
 }
 
 /* sums += weights x codes, for `vectors` of channels from d on. */
-KVF_ALWAYS_INLINE void add_int8(block *b, const uint32_t rows, const uint32_t vectors,
+KVF_ALWAYS_INLINE void add_int8(batch *b, const uint32_t queries, const uint32_t vectors,
                                 const live_list *list, uint32_t d)
 {
     vf acc[ACCUMULATORS];
-    for (uint32_t g = 0; g < rows; g++)
+    for (uint32_t g = 0; g < queries; g++)
         for (uint32_t i = 0; i < vectors; i++)
             acc[g * vectors + i] = vf_load(b->sums[g] + d + i * VF_LANES);
     for (uint32_t j = 0; j < list->count; j++) {
         vf x[ACCUMULATORS];
         for (uint32_t i = 0; i < vectors; i++)
             x[i] = vf_load_i8((const int8_t *)list->value[j] + d + (size_t)i * VF_LANES);
-        for (uint32_t g = 0; g < rows; g++) {
-            const vf weight = vf_set(b->s[j * rows + g]);
+        for (uint32_t g = 0; g < queries; g++) {
+            const vf weight = vf_set(b->s[j * queries + g]);
             for (uint32_t i = 0; i < vectors; i++)
                 acc[g * vectors + i] = vf_fma(weight, x[i], acc[g * vectors + i]);
         }
     }
-    for (uint32_t g = 0; g < rows; g++)
+    for (uint32_t g = 0; g < queries; g++)
         for (uint32_t i = 0; i < vectors; i++)
             vf_store(b->sums[g] + d + i * VF_LANES, acc[g * vectors + i]);
 }
 
 /* The same of values in int4, for VF_LANES bytes from `at` on of a group that begins at channel
  * `first`; its other half is `half` channels after. */
-KVF_ALWAYS_INLINE void add_int4(block *b, const uint32_t rows, const live_list *list,
+KVF_ALWAYS_INLINE void add_int4(batch *b, const uint32_t queries, const live_list *list,
                                 uint32_t first, uint32_t at, const uint32_t half)
 {
     const uint32_t d = first + at, group = first / KVF_QUANTIZED_GROUP;
     vf low[4], high[4];
-    for (uint32_t g = 0; g < rows; g++) {
+    for (uint32_t g = 0; g < queries; g++) {
         low[g] = vf_load(b->sums[g] + d);
         high[g] = vf_load(b->sums[g] + d + half);
     }
@@ -441,20 +444,20 @@ KVF_ALWAYS_INLINE void add_int4(block *b, const uint32_t rows, const live_list *
         const vu bytes = vu_load_u8(list->value[j] + first / 2 + at);
         const vf x = vf_fma(codes_int4(bytes, 0), scale, minimum);
         const vf y = vf_fma(codes_int4(bytes, 4), scale, minimum);
-        for (uint32_t g = 0; g < rows; g++) {
-            const vf weight = vf_set(b->s[j * rows + g]);
+        for (uint32_t g = 0; g < queries; g++) {
+            const vf weight = vf_set(b->s[j * queries + g]);
             low[g] = vf_fma(weight, x, low[g]);
             high[g] = vf_fma(weight, y, high[g]);
         }
     }
-    for (uint32_t g = 0; g < rows; g++) {
+    for (uint32_t g = 0; g < queries; g++) {
         vf_store(b->sums[g] + d, low[g]);
         vf_store(b->sums[g] + d + half, high[g]);
     }
 }
 
 /* And of a last group of 16 channels, by plain C: no model in use has one. */
-static void add_short(block *b, uint32_t rows, const live_list *list, uint32_t first)
+static void add_short(batch *b, uint32_t queries, const live_list *list, uint32_t first)
 {
     const uint32_t half = KVF_QUANTIZED_GROUP / 4, group = first / KVF_QUANTIZED_GROUP;
     for (uint32_t j = 0; j < list->count; j++)
@@ -462,40 +465,40 @@ static void add_short(block *b, uint32_t rows, const live_list *list, uint32_t f
             const float *step = list->steps[j] + (size_t)2 * group;
             const uint32_t byte = list->value[j][first / 2 + i % half];
             const float x = step[1] + step[0] * (float)(i < half ? byte & 15 : byte >> 4);
-            for (uint32_t g = 0; g < rows; g++)
-                b->sums[g][first + i] += b->s[j * rows + g] * x;
+            for (uint32_t g = 0; g < queries; g++)
+                b->sums[g][first + i] += b->s[j * queries + g] * x;
         }
 }
 
-/* One tile of quantized pages for one block of rows. Prefetches what is ahead. */
-KVF_ALWAYS_INLINE void attend_quantized(block *b, const uint32_t rows, const kvf_shape *s,
+/* One tile of quantized pages for one batch of queries. Prefetches what is ahead. */
+KVF_ALWAYS_INLINE void attend_quantized(batch *b, const uint32_t queries, const kvf_shape *s,
                                         const live_list *list, scaling by, ahead *a)
 {
-    const uint32_t keys = ACCUMULATORS / rows, value_dim = kvf_value_dim(s);
+    const uint32_t keys = ACCUMULATORS / queries, value_dim = kvf_value_dim(s);
     const uint32_t lines = kvf_div_ceil_u32(a->count * a->lines, (list->count + keys - 1) / keys);
     for (uint32_t j = 0; j < list->count; j += keys)
-        dot_codes(b, rows, s->head_dim, list->key + j, b->s + j * rows, a, lines);
-    scale_rows(b->s, rows, list->key_scale, list->count);
-    soften(b, rows, list->count, by, (value_dim + VF_PAIR - 1) / VF_PAIR * VF_PAIR, 1);
+        dot_codes(b, queries, s->head_dim, list->key + j, b->s + j * queries, a, lines);
+    scale_queries(b->s, queries, list->key_scale, list->count);
+    soften(b, queries, list->count, by, (value_dim + VF_PAIR - 1) / VF_PAIR * VF_PAIR, 1);
     uint32_t d = 0;
     if (s->pages == KVF_PAGES_K8V8) {
-        const uint32_t vectors = ACCUMULATORS / rows, step = vectors * VF_LANES;
-        scale_rows(b->s, rows, list->value_scale, list->count);
+        const uint32_t vectors = ACCUMULATORS / queries, step = vectors * VF_LANES;
+        scale_queries(b->s, queries, list->value_scale, list->count);
         for (; d + step <= value_dim; d += step)
-            add_int8(b, rows, vectors, list, d);
+            add_int8(b, queries, vectors, list, d);
         for (; d < value_dim; d += VF_LANES)
-            add_int8(b, rows, 1, list, d);
+            add_int8(b, queries, 1, list, d);
         return;
     }
     for (; d + KVF_QUANTIZED_GROUP <= value_dim; d += KVF_QUANTIZED_GROUP)
         for (uint32_t at = 0; at < KVF_QUANTIZED_GROUP / 2; at += VF_LANES)
-            add_int4(b, rows, list, d, at, KVF_QUANTIZED_GROUP / 2);
+            add_int4(b, queries, list, d, at, KVF_QUANTIZED_GROUP / 2);
     if (d < value_dim)
-        add_short(b, rows, list, d);
+        add_short(b, queries, list, d);
 }
 
-/* Rows of queries side by side, four floats a channel, so that every stage adds whole vectors. */
-static void rotate_rows(float *x, uint32_t head_dim)
+/* Queries side by side, four floats a channel, so that every stage adds whole vectors. */
+static void rotate_queries(float *x, uint32_t head_dim)
 {
     for (uint32_t first = 0, size; first < head_dim; first += size) {
         size = kvf_code_block(head_dim - first);
@@ -513,28 +516,28 @@ static void rotate_rows(float *x, uint32_t head_dim)
     }
 }
 
-/* Rotated queries of a block, and sums of nothing. */
-static void begin_quantized(block *b, const kvf_attend_args *a, uint32_t rows)
+/* Rotated queries of a batch, and sums of nothing. */
+static void begin_quantized(batch *b, const kvf_attend_args *a, uint32_t queries)
 {
     const uint32_t head_dim = a->shape.head_dim;
     _Alignas(64) float x[4 * KVF_HEAD_DIM_MAX];
     for (uint32_t g = 0; g < 4; g++)
-        for (uint32_t d = 0; g >= rows && d < head_dim; d++)
+        for (uint32_t d = 0; g >= queries && d < head_dim; d++)
             x[4 * d + g] = 0.0f;
-    for (uint32_t g = 0; g < rows; g++) {
+    for (uint32_t g = 0; g < queries; g++) {
         memset(b->sums[g], 0, sizeof b->sums[g]);
         vf_widen_array(b->rotated[g], b->raw[g], a->shape.dtype, head_dim);
         for (uint32_t d = 0; d < head_dim; d++)
             x[4 * d + g] = kvf_bits_float(kvf_float_bits(b->rotated[g][d]) ^ kvf_code_sign(d));
     }
-    rotate_rows(x, head_dim);
-    for (uint32_t g = 0; g < rows; g++)
+    rotate_queries(x, head_dim);
+    for (uint32_t g = 0; g < queries; g++)
         for (uint32_t d = 0; d < head_dim; d++)
             b->rotated[g][d] = x[4 * d + g];
 }
 
-/* The quantized pages of a split, for its blocks of rows. `behind`: what follows it. */
-static void attend_codes(block *b, const kvf_attend_args *a, const kvf_split *split,
+/* The quantized pages of a split, for its batches of queries. `behind`: what follows it. */
+static void attend_codes(batch *b, const kvf_attend_args *a, const kvf_split *split,
                          const kvf_split *behind, scaling by)
 {
     const uint32_t heads = a->sub.count, fours = heads / 4, two = heads / 2 % 2, one = heads % 2;
@@ -565,13 +568,13 @@ static void attend_codes(block *b, const kvf_attend_args *a, const kvf_split *sp
 
 /* ---- a split ---- */
 
-KVF_ALWAYS_INLINE void begin_block(block *b, const kvf_attend_args *a, uint32_t list,
-                                   uint32_t first, const uint32_t rows, const kvf_dtype dtype)
+KVF_ALWAYS_INLINE void begin_batch(batch *b, const kvf_attend_args *a, uint32_t list,
+                                   uint32_t first, const uint32_t queries, const kvf_dtype dtype)
 {
     const uint32_t head_dim = a->shape.head_dim;
-    for (uint32_t g = 0; g < rows; g++) {
-        const size_t row = (size_t)list * a->group + a->sub.first + first + g;
-        b->raw[g] = kvf_offset(a->q, row * kvf_key_bytes(&a->shape));
+    for (uint32_t g = 0; g < queries; g++) {
+        const size_t query = (size_t)list * a->group + a->sub.first + first + g;
+        b->raw[g] = kvf_offset(a->q, query * kvf_key_bytes(&a->shape));
         b->top[g] = -INFINITY;
         b->sum[g] = 0.0f;
         for (uint32_t d = 0; d < head_dim; d += VF_PAIR) {
@@ -584,13 +587,13 @@ KVF_ALWAYS_INLINE void begin_block(block *b, const kvf_attend_args *a, uint32_t 
     }
 }
 
-KVF_ALWAYS_INLINE void end_block(const block *b, const kvf_attend_args *a, uint32_t task,
-                                 uint32_t first, const uint32_t rows, const kvf_dtype dtype,
+KVF_ALWAYS_INLINE void end_batch(const batch *b, const kvf_attend_args *a, uint32_t task,
+                                 uint32_t first, const uint32_t queries, const kvf_dtype dtype,
                                  const bool by_code)
 {
     const uint32_t value_dim = kvf_value_dim(&a->shape);
-    for (uint32_t g = 0; g < rows; g++) {
-        const size_t row = (size_t)task * a->group + a->sub.first + first + g;
+    for (uint32_t g = 0; g < queries; g++) {
+        const size_t query = (size_t)task * a->group + a->sub.first + first + g;
         const bool any = !(b->sum[g] <= 0.0f);
         const float inverse = any ? 1.0f / b->sum[g] : 0.0f;
         float o[KVF_HEAD_DIM_MAX];
@@ -602,8 +605,8 @@ KVF_ALWAYS_INLINE void end_block(const block *b, const kvf_attend_args *a, uint3
         }
         for (uint32_t d = 0; by_code && d < value_dim; d++)
             o[d] += b->sums[g][d] * inverse;
-        memcpy(a->partial_o + row * value_dim, o, value_dim * sizeof *o);
-        a->partial_lse[row] = any ? b->top[g] * KVF_LN2 + logf(b->sum[g]) : -INFINITY;
+        memcpy(a->partial_o + query * value_dim, o, value_dim * sizeof *o);
+        a->partial_lse[query] = any ? b->top[g] * KVF_LN2 + logf(b->sum[g]) : -INFINITY;
     }
 }
 
@@ -621,8 +624,8 @@ static kvf_split split_behind(const kvf_attend_args *a, const kvf_split *split)
     return behind;
 }
 
-/* The exact pages of a split. All blocks of rows share each tile while it is in the cache. */
-KVF_ALWAYS_INLINE void attend_exact(block *b, const kvf_attend_args *a, const kvf_split *split,
+/* The exact pages of a split. All batches share each tile while it is in the cache. */
+KVF_ALWAYS_INLINE void attend_exact(batch *b, const kvf_attend_args *a, const kvf_split *split,
                                     const kvf_split *behind, scaling by, const kvf_dtype dtype)
 {
     const uint32_t heads = a->sub.count, fours = heads / 4, two = heads / 2 % 2, one = heads % 2;
@@ -656,27 +659,27 @@ KVF_ALWAYS_INLINE void attend_split(const kvf_attend_args *a, const kvf_split *s
     const scaling by = {a->scale * KVF_LOG2E, a->cap * KVF_LOG2E};
     const kvf_split behind = split_behind(a, split);
     kvf_split exact = *split, quantized = *split, exact_behind = behind;
-    block b[BLOCKS_MAX];
+    batch b[BATCHES_MAX];
     exact.count = exact_spans(&a->shape, split);
     quantized.spans += exact.count;
     quantized.count -= exact.count;
     exact_behind.count = quantized.count ? 0 : exact_spans(&a->shape, &behind);
     for (uint32_t i = 0; i < fours; i++)
-        begin_block(&b[i], a, split->list, 4 * i, 4, dtype);
+        begin_batch(&b[i], a, split->list, 4 * i, 4, dtype);
     if (two)
-        begin_block(&b[fours], a, split->list, 4 * fours, 2, dtype);
+        begin_batch(&b[fours], a, split->list, 4 * fours, 2, dtype);
     if (one)
-        begin_block(&b[fours + two], a, split->list, heads - 1, 1, dtype);
+        begin_batch(&b[fours + two], a, split->list, heads - 1, 1, dtype);
     if (exact.count)
         attend_exact(b, a, &exact, &exact_behind, by, dtype);
     if (quantized.count)
         attend_codes(b, a, &quantized, &behind, by);
     for (uint32_t i = 0; i < fours; i++)
-        end_block(&b[i], a, task, 4 * i, 4, dtype, quantized.count);
+        end_batch(&b[i], a, task, 4 * i, 4, dtype, quantized.count);
     if (two)
-        end_block(&b[fours], a, task, 4 * fours, 2, dtype, quantized.count);
+        end_batch(&b[fours], a, task, 4 * fours, 2, dtype, quantized.count);
     if (one)
-        end_block(&b[fours + two], a, task, heads - 1, 1, dtype, quantized.count);
+        end_batch(&b[fours + two], a, task, heads - 1, 1, dtype, quantized.count);
 }
 
 void KVF_SIMD_NAME(attend)(const void *args, uint32_t task)

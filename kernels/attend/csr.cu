@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/*
- * Page lists in compressed rows, on the GPU; see csr_ref.c for the meaning.
+/* Page lists in CSR form, on the GPU; see csr_ref.c for the meaning.
  *
  * Knows nothing of how pages were chosen. Out of a selection: a warp per list, LISTS of them per
  * block; where a list begins is the sum of the lengths before it, which each block adds up itself.

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/*
- * Page lists in compressed rows: out of a selection, and into spans. Knows nothing of how pages
+/* Page lists in CSR form: out of a selection, and into spans. Knows nothing of how pages
  * were chosen. Every list ascends and has each page once: sink pages, chosen pages, window pages.
  */
 

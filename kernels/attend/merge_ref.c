@@ -10,11 +10,11 @@
 #include "common/convert.h"
 #include "variants.h"
 
-static void merge_row(const kvf_merge_args *a, uint32_t list, uint32_t g, uint32_t splits)
+static void merge_query(const kvf_merge_args *a, uint32_t list, uint32_t g, uint32_t splits)
 {
     const uint32_t d_count = kvf_value_dim(&a->shape);
-    const size_t row = (size_t)list * a->group + g;
-    const double sink = (double)kvf_merge_sink(a, row);
+    const size_t query = (size_t)list * a->group + g;
+    const double sink = (double)kvf_merge_sink(a, query);
     double top = sink, sum = 0.0;
     double acc[KVF_HEAD_DIM_MAX] = {0.0};
     for (uint32_t s = 0; s < splits; s++) {
@@ -33,10 +33,10 @@ static void merge_row(const kvf_merge_args *a, uint32_t list, uint32_t g, uint32
             acc[d] += weight * (double)a->partial_o[part * d_count + d];
     }
     for (uint32_t d = 0; d < d_count; d++)
-        kvf_element_set(a->out, a->shape.dtype, row * d_count + d,
+        kvf_element_set(a->out, a->shape.dtype, query * d_count + d,
                         sum > 0.0 ? (float)(acc[d] / sum) : 0.0f);
     if (a->lse)
-        a->lse[row] = sum > 0.0 ? (float)(top + log(sum)) : -INFINITY;
+        a->lse[query] = sum > 0.0 ? (float)(top + log(sum)) : -INFINITY;
 }
 
 void kvf_merge_ref(const void *args, uint32_t task)
@@ -44,5 +44,5 @@ void kvf_merge_ref(const void *args, uint32_t task)
     const kvf_merge_args *a = args;
     const uint32_t splits = kvf_div_ceil_u32(a->span_count[task], a->split);
     for (uint32_t g = 0; g < a->group; g++)
-        merge_row(a, task, g, splits);
+        merge_query(a, task, g, splits);
 }

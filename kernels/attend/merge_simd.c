@@ -29,7 +29,7 @@ static void split_weights(const float *lse, uint32_t heads, const float *top, fl
         vf_store(weights + g, vf_exp2(vf_load(x + g)));
 }
 
-static void add_row(float *to, const float *from, float weight, uint32_t count)
+static void add_part(float *to, const float *from, float weight, uint32_t count)
 {
     for (uint32_t d = 0; d < count; d += VF_LANES)
         vf_store(to + d, vf_fma(vf_set(weight), vf_load(from + d), vf_load(to + d)));
@@ -59,19 +59,19 @@ static void merge_heads(const kvf_merge_args *a, uint32_t list, uint32_t first, 
             if (lse[s * group + g] == -INFINITY)
                 continue;
             x.sum[g] += weights[g];
-            add_row(x.o[g], o + ((size_t)s * group + g) * value_dim, weights[g], value_dim);
+            add_part(x.o[g], o + ((size_t)s * group + g) * value_dim, weights[g], value_dim);
         }
     }
     for (uint32_t g = 0; g < heads; g++) {
-        const size_t row = out + g;
+        const size_t query = out + g;
         const int any = !(x.sum[g] <= 0.0f);
         const vf inverse = vf_set(any ? 1.0f / x.sum[g] : 0.0f);
         for (uint32_t d = 0; d < value_dim; d += VF_LANES)
             vf_store(x.o[g] + d, vf_mul(vf_load(x.o[g] + d), inverse));
-        vf_round_array(kvf_offset_mut(a->out, row * kvf_value_bytes(&a->shape)), a->shape.dtype,
+        vf_round_array(kvf_offset_mut(a->out, query * kvf_value_bytes(&a->shape)), a->shape.dtype,
                        x.o[g], value_dim);
         if (a->lse)
-            a->lse[row] = any ? x.top[g] + logf(x.sum[g]) : -INFINITY;
+            a->lse[query] = any ? x.top[g] + logf(x.sum[g]) : -INFINITY;
     }
 }
 

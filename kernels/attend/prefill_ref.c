@@ -3,8 +3,8 @@
 /*
  * Causal attention of a chunk, over all tokens or a sink and a window, the specification.
  *
- * Knows nothing of pruning or positions: token j is row j % page_size of block j / page_size. Task
- * = KV head * tiles + tile, a tile being KVF_PREFILL_ROWS consecutive query tokens.
+ * Knows nothing of pruning or positions: token j is at j % page_size of block j / page_size. Task
+ * = KV head * tiles + tile, a tile being KVF_PREFILL_QUERIES consecutive query tokens.
  */
 
 #include <math.h>
@@ -13,19 +13,19 @@
 #include "common/convert.h"
 #include "variants.h"
 
-typedef struct query_row {
+typedef struct chunk_query {
     uint32_t token; /* in the chunk */
     uint32_t kv_head;
-    size_t row; /* in q, out and lse */
+    size_t at; /* in q, out and lse */
     float q[KVF_HEAD_DIM_MAX];
-} query_row;
+} chunk_query;
 
 static const void *page_of(const kvf_prefill_kernel_args *a, uint32_t kv_head, uint32_t j)
 {
     return kvf_offset(a->blocks[j / a->shape.page_size], kv_head * kvf_page_bytes(&a->shape));
 }
 
-static double logit(const kvf_prefill_kernel_args *a, const query_row *r, uint32_t j)
+static double logit(const kvf_prefill_kernel_args *a, const chunk_query *r, uint32_t j)
 {
     const kvf_shape *s = &a->shape;
     float k[KVF_HEAD_DIM_MAX];
@@ -39,14 +39,14 @@ static bool is_seen(const kvf_prefill_kernel_args *a, uint32_t query, uint32_t j
     return a->window == 0 || j < a->sink || query - j < a->window;
 }
 
-static void prefill_row(const kvf_prefill_kernel_args *a, query_row *r)
+static void prefill_query(const kvf_prefill_kernel_args *a, chunk_query *r)
 {
     const kvf_shape *s = &a->shape;
     for (uint32_t d = 0; d < s->head_dim; d++)
-        r->q[d] = kvf_element_round(s->dtype,
-                                    kvf_element_get(a->q, a->q_dtype, r->row * s->head_dim + d));
+        r->q[d] =
+            kvf_element_round(s->dtype, kvf_element_get(a->q, a->q_dtype, r->at * s->head_dim + d));
     const uint32_t last = a->base + r->token;
-    const double sink = (double)kvf_prefill_sink(a, r->kv_head, (uint32_t)(r->row % a->group));
+    const double sink = (double)kvf_prefill_sink(a, r->kv_head, (uint32_t)(r->at % a->group));
     double top = sink, sum = 0.0;
     double acc[KVF_HEAD_DIM_MAX] = {0.0};
     for (uint32_t j = 0; j <= last; j++)
@@ -66,22 +66,23 @@ static void prefill_row(const kvf_prefill_kernel_args *a, query_row *r)
             acc[d] += weight * (double)v[d];
     }
     for (uint32_t d = 0; d < kvf_value_dim(s); d++)
-        kvf_element_set(a->out, a->out_dtype, r->row * kvf_value_dim(s) + d,
+        kvf_element_set(a->out, a->out_dtype, r->at * kvf_value_dim(s) + d,
                         sum > 0.0 ? (float)(acc[d] / sum) : 0.0f);
     if (a->lse)
-        a->lse[r->row] = sum > 0.0 ? (float)(top + log(sum)) : -INFINITY;
+        a->lse[r->at] = sum > 0.0 ? (float)(top + log(sum)) : -INFINITY;
 }
 
 void kvf_prefill_ref(const void *args, uint32_t task)
 {
     const kvf_prefill_kernel_args one = kvf_prefill_one(args, &task), *a = &one;
-    const uint32_t tiles = kvf_div_ceil_u32(a->tokens, KVF_PREFILL_ROWS);
+    const uint32_t tiles = kvf_div_ceil_u32(a->tokens, KVF_PREFILL_QUERIES);
     const uint32_t kv_head = task / tiles;
-    const uint32_t first = task % tiles * KVF_PREFILL_ROWS;
-    const uint32_t end = kvf_min_u32(a->tokens, first + KVF_PREFILL_ROWS);
+    const uint32_t first = task % tiles * KVF_PREFILL_QUERIES;
+    const uint32_t end = kvf_min_u32(a->tokens, first + KVF_PREFILL_QUERIES);
     for (uint32_t t = first; t < end && kv_head < a->kv_heads; t++)
         for (uint32_t g = 0; g < a->group; g++)
-            prefill_row(a, &(query_row){.token = t,
-                                        .kv_head = kv_head,
-                                        .row = ((size_t)t * a->kv_heads + kv_head) * a->group + g});
+            prefill_query(a,
+                          &(chunk_query){.token = t,
+                                         .kv_head = kv_head,
+                                         .at = ((size_t)t * a->kv_heads + kv_head) * a->group + g});
 }

@@ -3,7 +3,7 @@
 /*
  * Attention of the last queries over many keys, vectorised. Bound: the multiply-adds of q.k, twice.
  *
- * Knows nothing of policies. Rows are (head of the group, window query), blocks of TILE_ROWS of
+ * Knows nothing of policies. Rows are (head of the group, window query), blocks of TILE_QUERIES of
  * them run over all spans of the chunk. A tile is the live tokens of a span, or of as many short
  * ones as fit; spans that no row sees are passed over. Exactness: fp32 products and sums,
  * exponentials to 3e-7; row maxima are stored in natural units, rounded to fp32.
@@ -29,11 +29,11 @@ typedef struct tile {
     tile_scores s;
     uint32_t rows;
     uint32_t keys_live;
-    const void *key[TILE_KEYS];  /* of live tokens */
-    uint32_t index[TILE_KEYS];   /* of the tokens */
-    uint32_t place[TILE_KEYS];   /* among the scores of the chunk */
-    uint32_t visible[TILE_ROWS]; /* the first ones of the keys */
-    uint32_t limit[TILE_ROWS];
+    const void *key[TILE_KEYS];     /* of live tokens */
+    uint32_t index[TILE_KEYS];      /* of the tokens */
+    uint32_t place[TILE_KEYS];      /* among the scores of the chunk */
+    uint32_t visible[TILE_QUERIES]; /* the first ones of the keys */
+    uint32_t limit[TILE_QUERIES];
     uint32_t limit_top; /* no row sees a token beyond */
     uint32_t limit_low; /* every row sees the tokens up to here */
 } tile;
@@ -145,7 +145,7 @@ static uint32_t any_spans_logits(tile *t, const kvf_observe_args *a, const chunk
 static void stats_rows(tile *t, const kvf_observe_args *a, const chunk *c, uint32_t task,
                        uint32_t first, uint32_t rows)
 {
-    float top[TILE_ROWS], sum[TILE_ROWS];
+    float top[TILE_QUERIES], sum[TILE_QUERIES];
     for (uint32_t r = 0; r < rows; r++) {
         top[r] = -INFINITY;
         sum[r] = 0.0f;
@@ -154,13 +154,13 @@ static void stats_rows(tile *t, const kvf_observe_args *a, const chunk *c, uint3
     for (uint32_t i = c->first; i < c->end;) {
         i = any_spans_logits(t, a, c, i);
         for (uint32_t r = 0; r < rows && t->keys_live; r++) {
-            const float found = row_mask_top(t->s.at[r], t->visible[r], t->keys_live);
+            const float found = logits_mask_top(t->s.at[r], t->visible[r], t->keys_live);
             if (found > top[r]) {
                 sum[r] *= top[r] == -INFINITY ? 0.0f : exp2_one(top[r] - found);
                 top[r] = found;
             }
             const float base = top[r] == -INFINITY ? 0.0f : top[r];
-            sum[r] += row_soften(t->s.at[r], base, t->keys_live);
+            sum[r] += logits_soften(t->s.at[r], base, t->keys_live);
         }
     }
     const size_t at = stats_at(a, task) + first;
@@ -174,7 +174,7 @@ void KVF_SIMD_NAME(observe_stats)(const void *args, uint32_t task)
 {
     const kvf_observe_args *a = args;
     const chunk c = chunk_of(a, task);
-    const uint32_t rows = kvf_observe_heads(a) * a->window, most = tile_rows(a->shape.head_dim);
+    const uint32_t rows = kvf_observe_heads(a) * a->window, most = tile_queries(a->shape.head_dim);
     tile t;
     if (c.first >= c.end)
         return;
@@ -184,9 +184,9 @@ void KVF_SIMD_NAME(observe_stats)(const void *args, uint32_t task)
 
 /* A row's part of a score: a logit x gives share * e^(x - base), a product itself weight * x. */
 typedef struct row_shares {
-    float base[TILE_ROWS];   /* the maximum, in units of ln 2 */
-    float share[TILE_ROWS];  /* of a weight in the score */
-    float weight[TILE_ROWS]; /* of a product */
+    float base[TILE_QUERIES];   /* the maximum, in units of ln 2 */
+    float share[TILE_QUERIES];  /* of a weight in the score */
+    float weight[TILE_QUERIES]; /* of a product */
 } row_shares;
 
 static float unit_of(const kvf_observe_args *a, uint32_t w)
@@ -281,7 +281,7 @@ void KVF_SIMD_NAME(observe_score)(const void *args, uint32_t task)
     const kvf_observe_args *a = args;
     const chunk c = chunk_of(a, task);
     const int by_head = a->group_reduce == KVF_GROUP_MAX;
-    const uint32_t most = tile_rows(a->shape.head_dim);
+    const uint32_t most = tile_queries(a->shape.head_dim);
     const uint32_t all = kvf_observe_heads(a) * a->window;
     const uint32_t part = by_head ? a->window : all; /* rows that are summed */
     float total[KVF_OBSERVE_SPANS * KVF_PAGE_SIZE_MAX];

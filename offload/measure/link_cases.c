@@ -461,12 +461,12 @@ static kvf_status open_compute(link_rig *rig, uint64_t length_ns)
                                                                       : properties.compute_threads,
                                        1024);
     const kvf_shape shape = {.dtype = KVF_BF16, .head_dim = COMPUTE_DIM, .page_size = COMPUTE_PAGE};
-    const uint32_t blocks = KVF_PREFILL_ROWS / COMPUTE_PAGE;
+    const uint32_t blocks = KVF_PREFILL_QUERIES / COMPUTE_PAGE;
     const size_t row = (size_t)heads * COMPUTE_GROUP * COMPUTE_DIM * 2;
     const size_t block_bytes = heads * kvf_page_bytes(&shape);
     const kvf_arena *arena = &rig->control.arenas[0];
-    KVF_TRY(rig->ops->memory_alloc(device, KVF_PREFILL_ROWS * row, &compute->q));
-    KVF_TRY(rig->ops->memory_alloc(device, KVF_PREFILL_ROWS * row, &compute->out));
+    KVF_TRY(rig->ops->memory_alloc(device, KVF_PREFILL_QUERIES * row, &compute->q));
+    KVF_TRY(rig->ops->memory_alloc(device, KVF_PREFILL_QUERIES * row, &compute->out));
     KVF_TRY(rig->ops->memory_alloc(device, blocks * block_bytes, &compute->pages));
     KVF_TRY(rig->ops->memory_alloc(device, blocks * sizeof(void *), &compute->blocks));
     for (uint32_t b = 0; b < blocks; b++)
@@ -476,7 +476,7 @@ static kvf_status open_compute(link_rig *rig, uint64_t length_ns)
     compute->args = (kvf_prefill_kernel_args){.shape = shape,
                                               .kv_heads = heads,
                                               .group = COMPUTE_GROUP,
-                                              .tokens = KVF_PREFILL_ROWS,
+                                              .tokens = KVF_PREFILL_QUERIES,
                                               .scale = 1,
                                               .q_dtype = shape.dtype,
                                               .out_dtype = shape.dtype,
