@@ -39,6 +39,8 @@ RETIRED = (
      r"kernels/move/(copy|heads|move|repack|take)[._](?!args)"),
     (r"[Rr]ows?|TILE_ROWS|row_block",
      r"kernels/(tile_simd\.h|attend/(attend|merge|prefill)(_ref|_simd)\.c)"),
+    (r"[Rr]ows?|\w+_ROWS|\w+_rows?",
+     r"kernels/(cuda/(plain|tile|words)|attend/(attend|merge|prefill)\w*)\.cuh?"),
 )
 
 

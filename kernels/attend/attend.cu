@@ -27,7 +27,7 @@
  * is 70% of the time of the bytes (k8v8), or a little more than that (k8v4). A miss costs a round
  * trip to L2 more than through the ring.
  *
- * fp32: plain sums by channel and by row, for tests and for comparison; no bound claimed.
+ * fp32: plain sums by channel and by query, for tests and for comparison; no bound claimed.
  */
 
 #include "attend.cuh"
@@ -248,19 +248,19 @@ static __device__ __forceinline__ void plain_logits(kvf_plain_shared *state,
 static __device__ __forceinline__ void plain_values(const kvf_plain_shared *state,
                                                     const kvf_attend_args *a,
                                                     const kvf_split *split, uint32_t first,
-                                                    kvf_plain_rows *r)
+                                                    kvf_plain_sums *r)
 {
     const uint32_t quads = kvf_value_dim(&a->shape) / 4, page_size = a->shape.page_size;
     const uint32_t token = a->shape.head_dim + 4 * quads;
     const uint32_t count = kvf_min_u32(KVF_PLAIN_TOKENS, split->count * page_size - first);
 #pragma unroll
     for (uint32_t i = 0; i < KVF_PLAIN_ITEMS; i++) {
-        const uint32_t at = i * KVF_PLAIN_THREADS + threadIdx.x, row = at / quads;
-        if (row >= a->sub.count)
+        const uint32_t at = i * KVF_PLAIN_THREADS + threadIdx.x, query = at / quads;
+        if (query >= a->sub.count)
             continue;
-        kvf_scale(&r->o[i], state->factor[row]);
+        kvf_scale(&r->o[i], state->factor[query]);
         for (uint32_t t = 0; t < count; t++) {
-            const float weight = state->s[row][t];
+            const float weight = state->s[query][t];
             if (weight == 0.0f)
                 continue; /* perhaps there is no such token */
             const float *page = (const float *)split->spans[(first + t) / page_size].page;
@@ -288,7 +288,7 @@ static __device__ __forceinline__ void do_plain(const kvf_attend_args &a, const 
 {
     kvf_plain_shared *state = (kvf_plain_shared *)kvf_shared();
     const uint32_t quads = kvf_value_dim(&a.shape) / 4;
-    kvf_plain_rows r;
+    kvf_plain_sums r;
     kvf_plain_begin(&r);
     for (uint32_t first = 0; first < split.count * a.shape.page_size; first += KVF_PLAIN_TOKENS) {
         __syncthreads();

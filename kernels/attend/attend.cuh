@@ -10,7 +10,7 @@
  * belongs to warp c % warps, which walks its chunks through a ring of its own in shared memory
  * (keys and values of a chunk are two slots of it), so that nothing but the queries and the end of
  * the split makes warps wait for each other. A lane finds where a token is, and tells those that
- * copy it. The rows of the group, padded to 16, are one side of the matrix products; they lie in
+ * copy it. The queries of the group, padded to 16, are one side of the matrix products; they lie in
  * shared memory, and the registers are for sums. Tokens that do not count are filled with zeros and
  * never read. Softmax is online in fp32, in powers of two; the weights enter the second product as
  * two 16-bit numbers each, which keep 17 (bf16) or 22 (fp16) bits of them. At the end the warps'
@@ -25,9 +25,9 @@
 
 #include "cuda/tile.cuh"
 
-#define WARPS      4u  /* of a block at most; half of them with heads of more than 128 */
-#define CHUNK      16u /* tokens */
-#define GROUP_ROWS 16u
+#define WARPS         4u  /* of a block at most; half of them with heads of more than 128 */
+#define CHUNK         16u /* tokens */
+#define GROUP_QUERIES 16u
 
 /* Live tokens of a span, as bits. */
 static __device__ __forceinline__ uint64_t span_live(const kvf_span *span, uint32_t page_size)
@@ -35,10 +35,11 @@ static __device__ __forceinline__ uint64_t span_live(const kvf_span *span, uint3
     return kvf_live_bits(kvf_min_u32(span->count, page_size), span->skip);
 }
 
-/* Bytes of the group's queries, in front of a block's shared memory: a tile of GROUP_ROWS rows. */
+/* Bytes of the group's queries, in front of a block's shared memory: a tile of GROUP_QUERIES lines.
+ */
 template <uint32_t D> static __host__ __device__ __forceinline__ constexpr uint32_t query_bytes()
 {
-    return GROUP_ROWS * kvf_tile<D>::stride;
+    return GROUP_QUERIES * kvf_tile<D>::stride;
 }
 
 /* Slots of a warp's ring: as many as leave room for a block on devices with 99 KiB, at most 8. */
@@ -61,7 +62,7 @@ static __host__ __device__ __forceinline__ uint32_t ring_slots(const kvf_attend_
     return kvf_min_u32(ring<D>::slots, 2 * chunks);
 }
 
-/* Whether 16 bytes of a slot are beyond its rows: those of values may be narrower. */
+/* Whether 16 bytes of a slot are beyond its tokens: values may be narrower than keys. */
 template <uint32_t D>
 static __device__ __forceinline__ bool is_after_value(uint32_t column, size_t values)
 {
@@ -90,16 +91,16 @@ static __device__ __forceinline__ token_chunk chunk_at(const kvf_attend_args *a,
                                                        uint32_t token_bytes)
 {
     const uint32_t page_size = a->shape.page_size;
-    const uint32_t token = index * CHUNK + threadIdx.x % CHUNK, row = token & (page_size - 1);
+    const uint32_t token = index * CHUNK + threadIdx.x % CHUNK, place = token & (page_size - 1);
     const uint32_t at = token >> kvf_page_shift(page_size);
     token_chunk c = {(const char *)a->q, 0, 0};
     bool is_live = false, is_late = false;
     if (at < split->count) {
         const kvf_span span = split->spans[at];
-        is_live = span_live(&span, page_size) >> row & 1;
+        is_live = span_live(&span, page_size) >> place & 1;
         is_late = STEP && span.home;
         if (is_live || is_late)
-            c.key = (const char *)(is_late ? span.home : span.page) + row * token_bytes;
+            c.key = (const char *)(is_late ? span.home : span.page) + place * token_bytes;
     }
     c.live = __ballot_sync(KVF_FULL_WARP, is_live) & 0xffffu;
     if (STEP)
@@ -144,14 +145,14 @@ static __device__ __forceinline__ void ask(walker *s, const kvf_attend_args *a,
 #pragma unroll
             for (uint32_t i = 0; i < kvf_tile<D>::pieces / 2; i++) {
                 const uint32_t piece = i * KVF_WARP_LANES + lane;
-                const uint32_t row = piece / kvf_tile<D>::pieces;
+                const uint32_t token = piece / kvf_tile<D>::pieces;
                 const uint32_t column = piece % kvf_tile<D>::pieces;
-                const bool is_wanted = wanted >> row & 1;
+                const bool is_wanted = wanted >> token & 1;
                 const char *key =
-                    (const char *)__shfl_sync(KVF_FULL_WARP, (uintptr_t)s->next.key, (int)row);
+                    (const char *)__shfl_sync(KVF_FULL_WARP, (uintptr_t)s->next.key, (int)token);
                 if (is_after_value<D>(column, values))
                     continue;
-                kvf_async_copy16(to + row * kvf_tile<D>::stride + column * 16,
+                kvf_async_copy16(to + token * kvf_tile<D>::stride + column * 16,
                                  key + (is_wanted ? values + column * 16 : 0), is_wanted ? 16 : 0);
             }
         }
@@ -171,40 +172,40 @@ static __device__ __forceinline__ void settle(const kvf_attend_args *a, const kv
 #pragma unroll
     for (uint32_t i = 0; i < kvf_tile<D>::pieces / 2; i++) {
         const uint32_t piece = i * KVF_WARP_LANES + lane;
-        const uint32_t row = piece / kvf_tile<D>::pieces, column = piece % kvf_tile<D>::pieces;
-        uint4 *word = (uint4 *)(slot + row * kvf_tile<D>::stride + column * 16);
-        if (!(late >> row & 1) || is_after_value<D>(column, values))
+        const uint32_t token = piece / kvf_tile<D>::pieces, column = piece % kvf_tile<D>::pieces;
+        uint4 *word = (uint4 *)(slot + token * kvf_tile<D>::stride + column * 16);
+        if (!(late >> token & 1) || is_after_value<D>(column, values))
             continue;
-        *(uint4 *)(token_key(a, split, first + row, kvf_tile<D>::token_bytes) + values +
+        *(uint4 *)(token_key(a, split, first + token, kvf_tile<D>::token_bytes) + values +
                    column * 16) = *word;
-        if (!(live >> row & 1))
+        if (!(live >> token & 1))
             *word = make_uint4(0, 0, 0, 0);
     }
 }
 
-/* Asks for the group's queries; rows of no head are zero. By the whole block. */
+/* Asks for the group's queries; those of no head are zero. By the whole block. */
 template <uint32_t D>
 static __device__ __forceinline__ void ask_queries(char *to, const kvf_attend_args *a,
                                                    uint32_t list)
 {
     const char *q = (const char *)a->q + (size_t)list * a->group * (2 * D);
-    for (uint32_t i = threadIdx.x; i < GROUP_ROWS * kvf_tile<D>::pieces; i += blockDim.x) {
-        const uint32_t row = i / kvf_tile<D>::pieces, column = i % kvf_tile<D>::pieces;
-        const bool exists = row < a->sub.count;
-        kvf_async_copy16(to + row * kvf_tile<D>::stride + column * 16, q + (exists ? i * 16 : 0),
+    for (uint32_t i = threadIdx.x; i < GROUP_QUERIES * kvf_tile<D>::pieces; i += blockDim.x) {
+        const uint32_t query = i / kvf_tile<D>::pieces, column = i % kvf_tile<D>::pieces;
+        const bool exists = query < a->sub.count;
+        kvf_async_copy16(to + query * kvf_tile<D>::stride + column * 16, q + (exists ? i * 16 : 0),
                          exists ? 16 : 0);
     }
     kvf_async_commit();
 }
 
-/* A warp's part of its rows: lane 4 * g + i has rows g and g + 8. */
-template <uint32_t D> struct warp_rows {
+/* A warp's part of its queries: lane 4 * g + i has queries g and g + 8. */
+template <uint32_t D> struct warp_queries {
     float o[kvf_tile<D>::value_dim / 8][4];
     float top[2];
     float sum[2]; /* of this lane's columns */
 };
 
-template <uint32_t D> static __device__ __forceinline__ void begin_rows(warp_rows<D> *r)
+template <uint32_t D> static __device__ __forceinline__ void begin_queries(warp_queries<D> *r)
 {
 #pragma unroll
     for (uint32_t n = 0; n < kvf_tile<D>::value_dim / 8; n++)
@@ -225,7 +226,7 @@ static __device__ __forceinline__ void chunk_logits(float s[2][4], const char *q
 #pragma unroll
     for (uint32_t k = 0; k < kvf_tile<D>::steps; k++) {
         uint32_t q[4], b[4];
-        kvf_load_tiles4(q, kvf_tile_rows<D>(queries, 0, k * 16, lane));
+        kvf_load_tiles4(q, kvf_tile_lines<D>(queries, 0, k * 16, lane));
         kvf_load_tiles4(b, kvf_tile_keys<D>(keys, 0, k * 16, lane));
         kvf_mma(s[0], q, b, T());
         kvf_mma(s[1], q, b + 2, T());
@@ -248,9 +249,9 @@ static __device__ __forceinline__ void cap_logits(float s[2][4], float cap)
         s[i / 4][i % 4] = kvf_cap_logit(s[i / 4][i % 4], cap * KVF_CUDA_LOG2E);
 }
 
-/* Logits become weights; what was summed so far is rescaled. `side`: rows g or g + 8. */
+/* Logits become weights; what was summed so far is rescaled. `side`: queries g or g + 8. */
 template <uint32_t D>
-static __device__ __forceinline__ void soften(warp_rows<D> *r, float s[2][4], uint32_t side)
+static __device__ __forceinline__ void soften(warp_queries<D> *r, float s[2][4], uint32_t side)
 {
     const uint32_t e = 2 * side;
     float top = fmaxf(fmaxf(s[0][e], s[0][e + 1]), fmaxf(s[1][e], s[1][e + 1]));
@@ -274,7 +275,7 @@ static __device__ __forceinline__ void soften(warp_rows<D> *r, float s[2][4], ui
 
 /* Adds weights x values of 16 tokens. */
 template <typename T, uint32_t D>
-static __device__ __forceinline__ void add_values(warp_rows<D> *r, const float s[2][4],
+static __device__ __forceinline__ void add_values(warp_queries<D> *r, const float s[2][4],
                                                   const char *values, uint32_t lane)
 {
     uint32_t high[4], low[4];
@@ -287,7 +288,7 @@ static __device__ __forceinline__ void add_values(warp_rows<D> *r, const float s
 #pragma unroll
     for (uint32_t k = 0; k < kvf_tile<D>::value_dim / 16; k++) {
         uint32_t b[4];
-        kvf_load_tiles4_transposed(b, kvf_tile_rows<D>(values, 0, k * 16, lane));
+        kvf_load_tiles4_transposed(b, kvf_tile_lines<D>(values, 0, k * 16, lane));
         kvf_mma(r->o[2 * k], high, b, T());
         kvf_mma(r->o[2 * k + 1], high, b + 2, T());
         kvf_mma(r->o[2 * k], low, b, T());
@@ -298,7 +299,7 @@ static __device__ __forceinline__ void add_values(warp_rows<D> *r, const float s
 /* The chunks of one warp, in order. `queries`: room for a tile, the same for all warps. By the
  * whole block. */
 template <typename T, uint32_t D, bool STEP>
-static __device__ __forceinline__ void walk(warp_rows<D> *r, const kvf_attend_args *a,
+static __device__ __forceinline__ void walk(warp_queries<D> *r, const kvf_attend_args *a,
                                             const kvf_split *split, char *queries, char *slots,
                                             uint32_t lane, uint32_t warp, uint32_t warps)
 {
@@ -348,49 +349,50 @@ static __device__ __forceinline__ void walk(warp_rows<D> *r, const kvf_attend_ar
     }
 }
 
-/* A row of o, [value_dim], and a pad, in shared memory. */
-template <uint32_t D> static __host__ __device__ __forceinline__ constexpr uint32_t part_row()
+/* The o of a query, [value_dim], and a pad, in shared memory. */
+template <uint32_t D> static __host__ __device__ __forceinline__ constexpr uint32_t part_stride()
 {
     return kvf_tile<D>::value_dim + 8;
 }
 
-/* A warp's rows there: o [group, part_row], tops [GROUP_ROWS], sums [GROUP_ROWS]. */
+/* A warp's queries there: o [group, part_stride], tops [GROUP_QUERIES], sums [GROUP_QUERIES]. */
 template <uint32_t D>
 static __host__ __device__ __forceinline__ uint32_t part_floats(uint32_t group)
 {
-    return group * part_row<D>() + 2 * GROUP_ROWS;
+    return group * part_stride<D>() + 2 * GROUP_QUERIES;
 }
 
 template <uint32_t D>
-static __device__ __forceinline__ void leave_rows(const warp_rows<D> *r, float *part,
-                                                  uint32_t group, uint32_t lane)
+static __device__ __forceinline__ void leave_queries(const warp_queries<D> *r, float *part,
+                                                     uint32_t group, uint32_t lane)
 {
 #pragma unroll
     for (uint32_t side = 0; side < 2; side++) {
-        const uint32_t row = lane / 4 + 8 * side;
+        const uint32_t query = lane / 4 + 8 * side;
         if (side && group <= 8)
             break; /* the whole warp */
         const float sum = kvf_quad_sum(r->sum[side]);
-        if (row >= group)
+        if (query >= group)
             continue;
 #pragma unroll
         for (uint32_t n = 0; n < kvf_tile<D>::value_dim / 8; n++)
-            *(float2 *)(part + row * part_row<D>() + n * 8 + lane % 4 * 2) =
+            *(float2 *)(part + query * part_stride<D>() + n * 8 + lane % 4 * 2) =
                 make_float2(r->o[n][2 * side], r->o[n][2 * side + 1]);
         if (lane % 4 == 0) {
-            part[group * part_row<D>() + row] = r->top[side];
-            part[group * part_row<D>() + GROUP_ROWS + row] = sum;
+            part[group * part_stride<D>() + query] = r->top[side];
+            part[group * part_stride<D>() + GROUP_QUERIES + query] = sum;
         }
     }
 }
 
-/* Four channels of a row over the warps, in their order. */
+/* Four channels of a query over the warps, in their order. */
 template <uint32_t D>
 static __device__ __forceinline__ void merge_parts(const kvf_attend_args *a, const float *parts,
-                                                   uint32_t warps, uint32_t row, uint32_t column)
+                                                   uint32_t warps, uint32_t query, uint32_t column)
 {
     const uint32_t stride = part_floats<D>(a->sub.count);
-    const float *tops = parts + a->sub.count * part_row<D>() + row, *sums = tops + GROUP_ROWS;
+    const float *tops = parts + a->sub.count * part_stride<D>() + query,
+                *sums = tops + GROUP_QUERIES;
     float top = -INFINITY, sum = 0.0f, own[ring<D>::warps];
     float4 o = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll
@@ -404,11 +406,11 @@ static __device__ __forceinline__ void merge_parts(const kvf_attend_args *a, con
             break;
         const float factor = kvf_exp2(own[w] - kvf_finite_top(top));
         sum += factor * sums[w * stride];
-        kvf_add_scaled(&o, factor, parts + w * stride + row * part_row<D>() + column);
+        kvf_add_scaled(&o, factor, parts + w * stride + query * part_stride<D>() + column);
     }
     const bool any = !(sum <= 0.0f);
     kvf_scale(&o, any ? 1.0f / sum : 0.0f);
-    const size_t at = (size_t)blockIdx.x * a->group + row;
+    const size_t at = (size_t)blockIdx.x * a->group + query;
     *(float4 *)(a->partial_o + at * kvf_tile<D>::value_dim + column) = o;
     if (column == 0)
         a->partial_lse[at] = any ? top * KVF_CUDA_LN2 + logf(sum) : -INFINITY;
@@ -422,8 +424,8 @@ static __device__ __forceinline__ void do_chunks(const kvf_attend_args &a, const
     const uint32_t lane = threadIdx.x % KVF_WARP_LANES, warp = threadIdx.x / KVF_WARP_LANES;
     const uint32_t warps = blockDim.x / KVF_WARP_LANES;
     constexpr uint32_t quads = kvf_tile<D>::value_dim / 4;
-    warp_rows<D> r;
-    begin_rows<D>(&r);
+    warp_queries<D> r;
+    begin_queries<D>(&r);
     walk<T, D, STEP>(&r, &a, &split, kvf_shared(),
                      kvf_shared() + query_bytes<D>() +
                          warp * ring_slots<D>(&a, warps) * ring<D>::slot_bytes,
@@ -431,7 +433,7 @@ static __device__ __forceinline__ void do_chunks(const kvf_attend_args &a, const
     float *parts = (float *)kvf_shared();
     kvf_async_wait<0>();
     __syncthreads();
-    leave_rows<D>(&r, parts + warp * part_floats<D>(a.sub.count), a.sub.count, lane);
+    leave_queries<D>(&r, parts + warp * part_floats<D>(a.sub.count), a.sub.count, lane);
     __syncthreads();
 #pragma unroll 1
     for (uint32_t i = threadIdx.x; i < a.sub.count * quads; i += blockDim.x)

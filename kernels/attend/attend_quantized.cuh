@@ -16,7 +16,8 @@
  * Channels may come in any order, as long as both sides of a product have the same. In the first
  * product lane 4 * g + i reads 16 channels of token g in one piece, and the query is in that order.
  * In the second it reads the same word of four channels of four tokens, so it has channels 4 * g
- * .. + 3 of every 32, and what comes out in lane i of a row are channels 8 * i .. + 7 of every 32.
+ * .. + 3 of every 32, and what comes out in lane i of a query are channels 8 * i .. + 7 of
+ * every 32.
  *
  * A page that misses is brought to its place before anything is read, by the whole block, with
  * BRING times 16 bytes on their way per thread.
@@ -28,25 +29,25 @@
 
 #define BRING 8u
 
-/* A slot: keys [CHUNK, D], values [CHUNK, value_row], pieces of 16 bytes that hold the scale of a
+/* A slot: keys [CHUNK, D], values [CHUNK, value_bytes], pieces of 16 bytes that hold the scale of a
  * key [CHUNK], and those that hold the scales of a value [CHUNK, value_scales]; live bits. NIBBLES:
  * values are in int4. */
 template <uint32_t D, bool NIBBLES> struct code_ring {
     static const uint32_t value_dim = kvf_tile<D>::value_dim;
-    static const uint32_t value_row = NIBBLES ? value_dim / 2 : value_dim;
+    static const uint32_t value_bytes = NIBBLES ? value_dim / 2 : value_dim;
     static const uint32_t groups = NIBBLES ? value_dim / KVF_QUANTIZED_GROUP : 0;
     static const uint32_t value_scales = NIBBLES ? 2 : 1; /* pairs need not lie in one piece */
     static const uint32_t values = CHUNK * D;
-    static const uint32_t scales = values + CHUNK * value_row;
+    static const uint32_t scales = values + CHUNK * value_bytes;
     static const uint32_t live = scales + CHUNK * 16 * (1 + value_scales);
     static const uint32_t slot_bytes = live + 16;
-    static const uint32_t fit = (101376u - GROUP_ROWS * D * 4) / (ring<D>::warps * slot_bytes);
+    static const uint32_t fit = (101376u - GROUP_QUERIES * D * 4) / (ring<D>::warps * slot_bytes);
     static const uint32_t slots = fit > 8 ? 8 : fit;
     static_assert(slots >= 3, "a chunk in use, and two on their way");
 };
 
 /* Bytes in front: of rotated queries, or of queries as they are. Then of what each warp has after
- * them: slots of codes, or of exact rows and of what it leaves. */
+ * them: slots of codes, or of exact tokens and of what it leaves. */
 template <uint32_t D>
 static __host__ __device__ __forceinline__ uint32_t rotated_bytes(const kvf_attend_args *a)
 {
@@ -109,7 +110,7 @@ static __device__ __forceinline__ float half_at(const uint16_t *bits)
 
 /* ---- queries ---- */
 
-/* Rotated rows of the group in shared memory, half a warp each. By the whole block. */
+/* Rotated queries of the group in shared memory, half a warp each. By the whole block. */
 template <uint32_t D>
 static __device__ __forceinline__ void rotate_group(float *to, const kvf_attend_args *a,
                                                     uint32_t list)
@@ -117,37 +118,37 @@ static __device__ __forceinline__ void rotate_group(float *to, const kvf_attend_
     const uint32_t lane = threadIdx.x % KVF_CODE_LANES;
     const kvf_bf16 *q = (const kvf_bf16 *)a->q + (size_t)list * a->group * D;
     for (uint32_t first = 0; first < a->sub.count; first += blockDim.x / KVF_CODE_LANES) {
-        const uint32_t row = first + threadIdx.x / KVF_CODE_LANES;
+        const uint32_t query = first + threadIdx.x / KVF_CODE_LANES;
         float x[KVF_CODE_WORDS];
-        kvf_code_load(x, q + kvf_min_u32(row, a->sub.count - 1) * D, D / KVF_CODE_LANES);
+        kvf_code_load(x, q + kvf_min_u32(query, a->sub.count - 1) * D, D / KVF_CODE_LANES);
         kvf_code_rotate_lanes(x, D / KVF_CODE_LANES);
 #pragma unroll
         for (uint32_t k = 0; k < D / KVF_CODE_LANES; k++)
-            if (row < a->sub.count)
-                to[row * D + k * KVF_CODE_LANES + lane] = x[k];
+            if (query < a->sub.count)
+                to[query * D + k * KVF_CODE_LANES + lane] = x[k];
     }
     __syncthreads();
 }
 
 /* Queries as products take them, in the order of a lane's channels. */
-template <uint32_t D> struct code_rows {
+template <uint32_t D> struct code_queries {
     uint32_t high[D / 16][4];
     uint32_t low[D / 16][4];
 };
 
 template <uint32_t D>
-static __device__ __forceinline__ void load_rotated(code_rows<D> *q, const float *rotated,
+static __device__ __forceinline__ void load_rotated(code_queries<D> *q, const float *rotated,
                                                     uint32_t group, uint32_t lane)
 {
 #pragma unroll
     for (uint32_t k = 0; k < D / 16; k++)
 #pragma unroll
         for (uint32_t side = 0; side < 2; side++) {
-            const uint32_t row = lane / 4 + 8 * side;
+            const uint32_t query = lane / 4 + 8 * side;
             const uint32_t channel = k / 4 * 64 + lane % 4 * 16 + k % 4 * 4;
             float4 x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-            if (row < group)
-                x = *(const float4 *)(rotated + row * D + channel);
+            if (query < group)
+                x = *(const float4 *)(rotated + query * D + channel);
             q->high[k][side] = kvf_pair<kvf_bf16>(x.x, x.y);
             q->high[k][side + 2] = kvf_pair<kvf_bf16>(x.z, x.w);
             q->low[k][side] = kvf_pair_rest<kvf_bf16>(q->high[k][side], x.x, x.y);
@@ -157,20 +158,20 @@ static __device__ __forceinline__ void load_rotated(code_rows<D> *q, const float
 
 /* ---- the ring ---- */
 
-/* Where a piece of a row lies, so that lanes that read at a time meet all banks: rows of the keys
- * are read in pairs, every second one of the values. */
+/* Where a piece of a token lies, so that lanes that read at a time meet all banks: keys are read
+ * in pairs, of values every second one. */
 template <uint32_t PIECES>
-static __device__ __forceinline__ uint32_t key_piece(uint32_t row, uint32_t piece)
+static __device__ __forceinline__ uint32_t key_piece(uint32_t token, uint32_t piece)
 {
-    return PIECES == 8 ? piece ^ (row & 1) << 2 : piece;
+    return PIECES == 8 ? piece ^ (token & 1) << 2 : piece;
 }
 
 template <uint32_t PIECES>
-static __device__ __forceinline__ uint32_t value_piece(uint32_t row, uint32_t piece)
+static __device__ __forceinline__ uint32_t value_piece(uint32_t token, uint32_t piece)
 {
-    return PIECES == 8   ? piece ^ (row >> 1 & 3) << 1
-           : PIECES == 4 ? piece ^ (row >> 1 & 3)
-                         : piece ^ (row >> 2 & 1);
+    return PIECES == 8   ? piece ^ (token >> 1 & 3) << 1
+           : PIECES == 4 ? piece ^ (token >> 1 & 3)
+                         : piece ^ (token >> 2 & 1);
 }
 
 /* Begins the copy of chunk `index` of the split; by the whole warp. */
@@ -181,7 +182,7 @@ static __device__ __forceinline__ void ask_codes(const kvf_attend_args *a, const
     typedef code_ring<D, NIBBLES> ring_t;
     const uint32_t page_size = a->shape.page_size, shift = kvf_page_shift(page_size);
     const uint32_t first = index * CHUNK, span = (first + lane) >> shift;
-    const uint32_t codes = page_size * (D + ring_t::value_row);
+    const uint32_t codes = page_size * (D + ring_t::value_bytes);
     bool is_live = lane < CHUNK && span < split->count;
     if (is_live)
         is_live =
@@ -193,40 +194,41 @@ static __device__ __forceinline__ void ask_codes(const kvf_attend_args *a, const
         return;
 #pragma unroll
     for (uint32_t i = 0; i < D / 32; i++) {
-        const uint32_t at = i * KVF_WARP_LANES + lane, row = at / (D / 16), piece = at % (D / 16);
-        const bool wanted = live >> row & 1;
+        const uint32_t at = i * KVF_WARP_LANES + lane, in_chunk = at / (D / 16),
+                       piece = at % (D / 16);
+        const bool wanted = live >> in_chunk & 1;
         const char *from = (const char *)a->q;
         if (wanted)
-            from = (const char *)split->spans[(first + row) >> shift].page +
-                   ((first + row) & (page_size - 1)) * D + piece * 16;
-        kvf_async_copy16(slot + row * D + key_piece<D / 16>(row, piece) * 16, from,
+            from = (const char *)split->spans[(first + in_chunk) >> shift].page +
+                   ((first + in_chunk) & (page_size - 1)) * D + piece * 16;
+        kvf_async_copy16(slot + in_chunk * D + key_piece<D / 16>(in_chunk, piece) * 16, from,
                          wanted ? 16 : 0);
     }
-    const uint32_t pieces = ring_t::value_row / 16;
+    const uint32_t pieces = ring_t::value_bytes / 16;
 #pragma unroll
-    for (uint32_t i = 0; i < ring_t::value_row / 32; i++) {
-        const uint32_t at = i * KVF_WARP_LANES + lane, row = at / pieces, piece = at % pieces;
-        const bool wanted = live >> row & 1;
+    for (uint32_t i = 0; i < ring_t::value_bytes / 32; i++) {
+        const uint32_t at = i * KVF_WARP_LANES + lane, in_chunk = at / pieces, piece = at % pieces;
+        const bool wanted = live >> in_chunk & 1;
         const char *from = (const char *)a->q;
         if (wanted)
-            from = (const char *)split->spans[(first + row) >> shift].page + page_size * D +
-                   ((first + row) & (page_size - 1)) * ring_t::value_row + piece * 16;
-        kvf_async_copy16(slot + ring_t::values + row * ring_t::value_row +
-                             value_piece<ring_t::value_row / 16>(row, piece) * 16,
+            from = (const char *)split->spans[(first + in_chunk) >> shift].page + page_size * D +
+                   ((first + in_chunk) & (page_size - 1)) * ring_t::value_bytes + piece * 16;
+        kvf_async_copy16(slot + ring_t::values + in_chunk * ring_t::value_bytes +
+                             value_piece<ring_t::value_bytes / 16>(in_chunk, piece) * 16,
                          from, wanted ? 16 : 0);
     }
     /* The piece with the scale of a key, then the pieces with those of its value. */
 #pragma unroll
     for (uint32_t at = lane; at < CHUNK * (1 + ring_t::value_scales); at += KVF_WARP_LANES) {
-        const uint32_t row = at < CHUNK ? at : (at - CHUNK) / ring_t::value_scales;
+        const uint32_t in_chunk = at < CHUNK ? at : (at - CHUNK) / ring_t::value_scales;
         const uint32_t part = at < CHUNK ? 0 : (at - CHUNK) % ring_t::value_scales;
-        const uint32_t token = (first + row) & (page_size - 1);
+        const uint32_t token = (first + in_chunk) & (page_size - 1);
         const uint32_t bytes = at < CHUNK ? 2 : NIBBLES ? 4 * ring_t::groups : 2;
         const uint32_t begin = at < CHUNK ? 2 * token : 2 * page_size + bytes * token;
-        const bool wanted = (live >> row & 1) && (part == 0 || begin % 16 + bytes > 16);
+        const bool wanted = (live >> in_chunk & 1) && (part == 0 || begin % 16 + bytes > 16);
         const char *from = (const char *)a->q;
         if (wanted)
-            from = (const char *)split->spans[(first + row) >> shift].page + codes +
+            from = (const char *)split->spans[(first + in_chunk) >> shift].page + codes +
                    begin / 16 * 16 + part * 16;
         kvf_async_copy16(slot + ring_t::scales + at * 16, from, wanted ? 16 : 0);
     }
@@ -234,19 +236,21 @@ static __device__ __forceinline__ void ask_codes(const kvf_attend_args *a, const
 
 /* Where the scale of a key is in its slot, and the scales of its value. `token`: of the page. */
 template <uint32_t D, bool NIBBLES>
-static __device__ __forceinline__ float key_scale(const char *slot, uint32_t row, uint32_t token)
+static __device__ __forceinline__ float key_scale(const char *slot, uint32_t in_chunk,
+                                                  uint32_t token)
 {
     return kvf_bf16_to_float(
-        *(const uint16_t *)(slot + code_ring<D, NIBBLES>::scales + row * 16 + 2 * token % 16));
+        *(const uint16_t *)(slot + code_ring<D, NIBBLES>::scales + in_chunk * 16 + 2 * token % 16));
 }
 
 template <uint32_t D, bool NIBBLES>
-static __device__ __forceinline__ const uint16_t *value_scales(const char *slot, uint32_t row,
+static __device__ __forceinline__ const uint16_t *value_scales(const char *slot, uint32_t in_chunk,
                                                                uint32_t token, uint32_t page_size)
 {
     typedef code_ring<D, NIBBLES> ring_t;
     const uint32_t bytes = NIBBLES ? 4 * ring_t::groups : 2;
-    return (const uint16_t *)(slot + ring_t::scales + (CHUNK + row * ring_t::value_scales) * 16 +
+    return (const uint16_t *)(slot + ring_t::scales +
+                              (CHUNK + in_chunk * ring_t::value_scales) * 16 +
                               (2 * page_size + bytes * token) % 16);
 }
 
@@ -261,17 +265,17 @@ static __device__ __forceinline__ uint32_t token_of(uint32_t n, uint32_t e, uint
 /* As chunk_logits. `first`: the chunk's first token, of the split. */
 template <uint32_t D, bool NIBBLES>
 static __device__ __forceinline__ void
-code_logits(float s[2][4], const code_rows<D> *q, const char *slot, uint32_t live, float unit,
+code_logits(float s[2][4], const code_queries<D> *q, const char *slot, uint32_t live, float unit,
             uint32_t first, uint32_t page_size, uint32_t lane)
 {
 #pragma unroll
     for (uint32_t n = 0; n < 2; n++) {
-        const uint32_t row = lane / 4 + 8 * n;
+        const uint32_t token = lane / 4 + 8 * n;
         s[n][0] = s[n][1] = s[n][2] = s[n][3] = 0.0f;
 #pragma unroll
         for (uint32_t k = 0; k < D / 16; k += 4) {
-            const uint32_t piece = key_piece<D / 16>(row, k + lane % 4);
-            const uint4 x = *(const uint4 *)(slot + row * D + piece * 16);
+            const uint32_t piece = key_piece<D / 16>(token, k + lane % 4);
+            const uint4 x = *(const uint4 *)(slot + token * D + piece * 16);
             const uint32_t words[4] = {x.x, x.y, x.z, x.w};
 #pragma unroll
             for (uint32_t i = 0; i < 4; i++) {
@@ -286,10 +290,10 @@ code_logits(float s[2][4], const code_rows<D> *q, const char *slot, uint32_t liv
     for (uint32_t n = 0; n < 2; n++)
 #pragma unroll
         for (uint32_t e = 0; e < 2; e++) {
-            const uint32_t row = token_of(n, e, lane);
+            const uint32_t token = token_of(n, e, lane);
             const float times =
-                unit * key_scale<D, NIBBLES>(slot, row, (first + row) & (page_size - 1));
-            const bool is_live = live >> row & 1;
+                unit * key_scale<D, NIBBLES>(slot, token, (first + token) & (page_size - 1));
+            const bool is_live = live >> token & 1;
             s[n][e] = is_live ? kvf_times(s[n][e], times) : -INFINITY;
             s[n][e + 2] = is_live ? kvf_times(s[n][e + 2], times) : -INFINITY;
         }
@@ -320,14 +324,14 @@ static __device__ __forceinline__ void add_block(float o[4][4], const weight_wor
                                                  const char *slot, uint32_t block, uint32_t lane)
 {
     typedef code_ring<D, NIBBLES> ring_t;
-    const uint32_t g = lane / 4, pieces = ring_t::value_row / 16;
+    const uint32_t g = lane / 4, pieces = ring_t::value_bytes / 16;
     const uint32_t piece = NIBBLES ? block : 2 * block + g / 4;
     uint32_t word[4], b[4][2];
 #pragma unroll
     for (uint32_t i = 0; i < 4; i++) {
-        const uint32_t row = token_of(i / 2, i % 2, lane);
-        word[i] = *(const uint32_t *)(slot + ring_t::values + row * ring_t::value_row +
-                                      value_piece<pieces>(row, piece) * 16 + g % 4 * 4);
+        const uint32_t token = token_of(i / 2, i % 2, lane);
+        word[i] = *(const uint32_t *)(slot + ring_t::values + token * ring_t::value_bytes +
+                                      value_piece<pieces>(token, piece) * 16 + g % 4 * 4);
         if (NIBBLES)
             word[i] = word[i] >> (g < 4 ? 0 : 4) & 0x0f0f0f0fu;
     }
@@ -370,7 +374,7 @@ static __device__ __forceinline__ void add_minima(float o[4], const float s[2][4
 /* As add_values. */
 template <uint32_t D, bool NIBBLES>
 static __device__ __forceinline__ void
-add_code_values(warp_rows<D> *r, float minima[4], const float s[2][4], const char *slot,
+add_code_values(warp_queries<D> *r, float minima[4], const float s[2][4], const char *slot,
                 uint32_t first, uint32_t page_size, uint32_t lane)
 {
     const uint16_t *scales[2][2];
@@ -378,9 +382,9 @@ add_code_values(warp_rows<D> *r, float minima[4], const float s[2][4], const cha
     weight_words w;
 #pragma unroll
     for (uint32_t i = 0; i < 4; i++) {
-        const uint32_t row = token_of(i / 2, i % 2, lane);
+        const uint32_t token = token_of(i / 2, i % 2, lane);
         scales[i / 2][i % 2] =
-            value_scales<D, NIBBLES>(slot, row, (first + row) & (page_size - 1), page_size);
+            value_scales<D, NIBBLES>(slot, token, (first + token) & (page_size - 1), page_size);
     }
     if (NIBBLES)
         add_minima<D>(minima, s, scales, lane);
@@ -398,8 +402,8 @@ add_code_values(warp_rows<D> *r, float minima[4], const float s[2][4], const cha
 
 /* As soften, of sums of minima too. */
 template <uint32_t D, bool NIBBLES>
-static __device__ __forceinline__ void soften_codes(warp_rows<D> *r, float minima[4], float s[2][4],
-                                                    uint32_t side)
+static __device__ __forceinline__ void soften_codes(warp_queries<D> *r, float minima[4],
+                                                    float s[2][4], uint32_t side)
 {
     const float before = r->top[side];
     soften<D>(r, s, side);
@@ -412,7 +416,7 @@ static __device__ __forceinline__ void soften_codes(warp_rows<D> *r, float minim
 
 /* The quantized chunks of one warp, in order. */
 template <uint32_t D, bool NIBBLES>
-static __device__ __forceinline__ void walk_codes(warp_rows<D> *r, float minima[4],
+static __device__ __forceinline__ void walk_codes(warp_queries<D> *r, float minima[4],
                                                   const kvf_attend_args *a, const kvf_split *split,
                                                   const float *rotated, char *slots, uint32_t lane)
 {
@@ -420,7 +424,7 @@ static __device__ __forceinline__ void walk_codes(warp_rows<D> *r, float minima[
     const uint32_t warp = threadIdx.x / KVF_WARP_LANES, warps = blockDim.x / KVF_WARP_LANES;
     const uint32_t chunks = kvf_div_ceil_u32(split->count * a->shape.page_size, CHUNK);
     const float unit = a->scale * KVF_CUDA_LOG2E;
-    code_rows<D> q;
+    code_queries<D> q;
     uint32_t asked = warp, to = 0;
     load_rotated<D>(&q, rotated, a->sub.count, lane);
     for (uint32_t i = 0; i + 1 < ring_t::slots; i++, asked += warps) {
@@ -456,24 +460,24 @@ static __device__ __forceinline__ void walk_codes(warp_rows<D> *r, float minima[
 
 /* ---- a split ---- */
 
-/* The warp's values of its rows, from the order of one product to that of the other, through the
+/* The warp's values of its queries, from the order of one product to that of the other, through the
  * warp's own shared memory. */
 template <uint32_t D>
-static __device__ __forceinline__ void reorder_rows(warp_rows<D> *r, float *part, uint32_t group,
-                                                    uint32_t lane)
+static __device__ __forceinline__ void reorder_queries(warp_queries<D> *r, float *part,
+                                                       uint32_t group, uint32_t lane)
 {
     kvf_async_wait<0>();
     __syncwarp();
-    leave_rows<D>(r, part, group, lane);
+    leave_queries<D>(r, part, group, lane);
     __syncwarp();
 #pragma unroll
     for (uint32_t side = 0; side < 2; side++) {
-        const uint32_t row = lane / 4 + 8 * side;
-        if (row >= group)
+        const uint32_t query = lane / 4 + 8 * side;
+        if (query >= group)
             continue;
 #pragma unroll
         for (uint32_t i = 0; i < kvf_tile<D>::value_dim / 16; i++) {
-            const float4 x = *(const float4 *)(part + row * part_row<D>() + i / 2 * 32 +
+            const float4 x = *(const float4 *)(part + query * part_stride<D>() + i / 2 * 32 +
                                                lane % 4 * 8 + i % 2 * 4);
             r->o[i / 2 * 4][2 * side + i % 2] = x.x;
             r->o[i / 2 * 4 + 1][2 * side + i % 2] = x.y;
@@ -484,14 +488,14 @@ static __device__ __forceinline__ void reorder_rows(warp_rows<D> *r, float *part
     __syncwarp();
 }
 
-/* As leave_rows. */
+/* As leave_queries. */
 template <uint32_t D, bool NIBBLES>
-static __device__ __forceinline__ void leave_codes(const warp_rows<D> *r, const float minima[4],
+static __device__ __forceinline__ void leave_codes(const warp_queries<D> *r, const float minima[4],
                                                    float *part, uint32_t group, uint32_t lane)
 {
 #pragma unroll
     for (uint32_t side = 0; side < 2; side++) {
-        const uint32_t row = lane / 4 + 8 * side;
+        const uint32_t query = lane / 4 + 8 * side;
         const float sum = kvf_quad_sum(r->sum[side]);
         float least[kvf_tile<D>::value_dim / 32];
 #pragma unroll
@@ -499,19 +503,19 @@ static __device__ __forceinline__ void leave_codes(const warp_rows<D> *r, const 
             least[block] = NIBBLES ? __shfl_sync(KVF_FULL_WARP, minima[2 * side + block % 2],
                                                  (int)(lane / 4 * 4 + block / 2))
                                    : 0.0f;
-        if (row >= group)
+        if (query >= group)
             continue;
 #pragma unroll
         for (uint32_t i = 0; i < kvf_tile<D>::value_dim / 16; i++) {
             const uint32_t n = i / 2 * 4, e = 2 * side + i % 2;
             const float x = least[i / 2];
-            *(float4 *)(part + row * part_row<D>() + i / 2 * 32 + lane % 4 * 8 + i % 2 * 4) =
+            *(float4 *)(part + query * part_stride<D>() + i / 2 * 32 + lane % 4 * 8 + i % 2 * 4) =
                 make_float4(r->o[n][e] + x, r->o[n + 1][e] + x, r->o[n + 2][e] + x,
                             r->o[n + 3][e] + x);
         }
         if (lane % 4 == 0) {
-            part[group * part_row<D>() + row] = r->top[side];
-            part[group * part_row<D>() + GROUP_ROWS + row] = sum;
+            part[group * part_stride<D>() + query] = r->top[side];
+            part[group * part_stride<D>() + GROUP_QUERIES + query] = sum;
         }
     }
 }
@@ -565,17 +569,17 @@ static __device__ __forceinline__ void do_codes(const kvf_attend_args &a, const 
     float *rotated = (float *)kvf_shared();
     kvf_split exact = split, quantized = split;
     float minima[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-    warp_rows<D> r;
+    warp_queries<D> r;
     if (brings)
         bring_codes(&a, &split);
     exact.count = exact_spans(&split);
     quantized.spans += exact.count;
     quantized.count -= exact.count;
-    begin_rows<D>(&r);
+    begin_queries<D>(&r);
     if (exact.count) {
         char *own = kvf_shared() + query_bytes<D>() + warp * exact_bytes<D>(&a, warps);
         walk<kvf_bf16, D, false>(&r, &a, &exact, kvf_shared(), own, lane, warp, warps);
-        reorder_rows<D>(&r, (float *)own, a.sub.count, lane);
+        reorder_queries<D>(&r, (float *)own, a.sub.count, lane);
         __syncthreads();
     }
     rotate_group<D>(rotated, &a, split.list);

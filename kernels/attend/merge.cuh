@@ -3,7 +3,7 @@
 #define KVF_KERNELS_ATTEND_MERGE_CUH
 
 /*
- * Partial attention results by log-sum-exp: four channels of one row by one thread, for merge.cu
+ * Partial attention results by log-sum-exp: four channels of one query by one thread, for merge.cu
  * and for what ends with it.
  *
  * Knows nothing of spans beyond their number. The addresses that a thread reads do not hang on what
@@ -19,14 +19,14 @@
 /* Splits that a thread asks for before it uses one. nvcc sees no macros in a pragma. */
 enum { KVF_MERGE_AHEAD = 16 };
 
-/* Channels column .. column + 3 of row `row` of (list, group), of `splits` splits. partial_o
+/* Channels column .. column + 3 of query `query` of (list, group), of `splits` splits. partial_o
  * [lists, splits_max, group, value_dim], partial_lse [lists, splits_max, group], out [lists, group,
  * value_dim], lse [lists, group]. */
 static __device__ __forceinline__ void kvf_merge_quad(const kvf_merge_args &a, uint32_t splits,
-                                                      uint32_t row, uint32_t column,
+                                                      uint32_t query, uint32_t column,
                                                       uint32_t value_dim)
 {
-    const uint32_t list = row / a.group, g = row % a.group, step = a.group * value_dim;
+    const uint32_t list = query / a.group, g = query % a.group, step = a.group * value_dim;
     const size_t first = (size_t)list * a.splits_max * a.group + g;
     const float *lse_of = a.partial_lse + first;
     const float *values_of = a.partial_o + first * value_dim + column;
@@ -60,7 +60,7 @@ static __device__ __forceinline__ void kvf_merge_quad(const kvf_merge_args &a, u
             o.w = is_empty ? o.w : o.w + weight * x[k].w;
         }
     }
-    const float sink = kvf_merge_sink(&a, row);
+    const float sink = kvf_merge_sink(&a, query);
     if (sink > -INFINITY) {
         const float most = fmaxf(top, sink), factor = kvf_exp2((top - most) * KVF_CUDA_LOG2E);
         sum = sum * factor + kvf_exp2((sink - most) * KVF_CUDA_LOG2E);
@@ -69,9 +69,9 @@ static __device__ __forceinline__ void kvf_merge_quad(const kvf_merge_args &a, u
     }
     if (sum > 0.0f)
         kvf_scale(&o, 1.0f / sum);
-    kvf_store4(a.out, a.shape.dtype, (size_t)row * value_dim + column, o);
+    kvf_store4(a.out, a.shape.dtype, (size_t)query * value_dim + column, o);
     if (a.lse && column == 0)
-        a.lse[row] = sum > 0.0f ? top + logf(sum) : -INFINITY;
+        a.lse[query] = sum > 0.0f ? top + logf(sum) : -INFINITY;
 }
 
 #endif

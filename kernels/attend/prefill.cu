@@ -3,24 +3,25 @@
 /*
  * Causal attention of a chunk, on the GPU; see prefill_ref.c for the meaning.
  *
- * Knows nothing of pruning or positions: key j is row j % page_size of block j / page_size. Grid:
- * (tiles of query rows of the longest chunk, KV heads, chunks); rows are (token, head of the
+ * Knows nothing of pruning or positions: key j is token j % page_size of block j / page_size. Grid:
+ * (tiles of queries of the longest chunk, KV heads, chunks); queries are (token, head of the
  * group), so all heads of a group share the keys of their block. Tiles with the most keys start
  * first.
  *
- * 16-bit types: a warp has 32 rows (16 at head_dim 256), and keys and values come in tiles of 64
+ * 16-bit types: a warp has 32 queries (16 at head_dim 256), and keys and values come in tiles of 64
  * (32) through three slots of shared memory: while one is in use two are on their way. Softmax is
  * online in fp32, in powers of two; weights are rounded to the element type before they multiply
- * values, sums of weights are not. The result of a row does not depend on the other rows of its
- * tile. Pages of a tile are looked up a tile ahead, once for RUN keys.
+ * values, sums of weights are not. The result of a query does not depend on the other queries of
+ * its tile. Pages of a tile are looked up a tile ahead, once for RUN keys.
  *
- * Bound: matrix products, 4 * head_dim operations per visible (row, key). A tile of 128 rows and 64
- * keys at head_dim 128 is 1024 products of 16x8x16 (4096 operations each), 8192 exponentials and 32
- * KiB of keys and values, 16 operations per row for each of its bytes: at 128 rows a tenth of the
- * rate at which an A100 would starve. Keys after the last row of a tile are never read, and with a
- * window, which is a form of its own, neither are tiles of keys between the sink and the window of
- * the first row. A cap, with a window or none, is a form too: 64 tangents for a row and tile. So is
- * all of it with outputs in fp32, and queries if they are: in the others it would cost registers.
+ * Bound: matrix products, 4 * head_dim operations per visible (query, key). A tile of 128 queries
+ * and 64 keys at head_dim 128 is 1024 products of 16x8x16 (4096 operations each), 8192 exponentials
+ * and 32 KiB of keys and values, 16 operations per query for each of its bytes: at 128 queries a
+ * tenth of the rate at which an A100 would starve. Keys after the last query of a tile are never
+ * read, and with a window, which is a form of its own, neither are tiles of keys between the sink
+ * and the window of the first query. A cap, with a window or none, is a form too: 64 tangents for a
+ * query and tile. So is all of it with outputs in fp32, and queries if they are: in the others it
+ * would cost registers.
  *
  * fp32: plain, see plain.cuh.
  */
@@ -37,43 +38,43 @@
 template <uint32_t D> struct plan {
     static const uint32_t keys = D > 128 ? 32 : 64;
     static_assert(KVF_PREFILL_TILE % keys == 0, "keys of a tile are summed together");
-    static const uint32_t parts = D > 128 ? 1 : 2; /* of 16 rows, in a warp */
-    static const uint32_t warp_rows = 16 * parts;
+    static const uint32_t parts = D > 128 ? 1 : 2; /* of 16 queries, in a warp */
+    static const uint32_t warp_queries = 16 * parts;
     static const uint32_t slot_bytes = keys * kvf_tile<D>::stride;
     static const uint32_t runs = keys / RUN;
     static_assert(keys % RUN == 0, "a tile has whole runs");
     static const uint32_t table_bytes = (SLOTS * runs * sizeof(char *) + 15) / 16 * 16;
 };
 
-/* The rows of one block. */
+/* The queries of one block. */
 typedef struct query_tile {
     uint32_t head;
-    uint32_t first; /* row (token, g) of the chunk */
-    uint32_t rows;  /* 0: it is after the end of its chunk */
+    uint32_t first;   /* query (token, g) of the chunk */
+    uint32_t queries; /* 0: it is after the end of its chunk */
     uint32_t base;
-    uint32_t keys; /* that its last row sees */
-    uint32_t skip; /* keys skip .. skip_end - 1 are seen by no row; nothing without a window */
+    uint32_t keys; /* that its last query sees */
+    uint32_t skip; /* keys skip .. skip_end - 1 are seen by no query; nothing without a window */
     uint32_t skip_end;
 } query_tile;
 
 static __device__ __forceinline__ query_tile tile_of(const kvf_prefill_kernel_args *a,
-                                                     uint32_t block_rows)
+                                                     uint32_t block_queries)
 {
     const kvf_query_chunk chunk = kvf_prefill_chunk(a, blockIdx.z);
     const uint32_t end = chunk.tokens * a->group;
     query_tile t;
     t.head = blockIdx.y;
-    t.first = (gridDim.x - 1 - blockIdx.x) * block_rows;
-    t.rows = t.first < end ? kvf_min_u32(block_rows, end - t.first) : 0;
+    t.first = (gridDim.x - 1 - blockIdx.x) * block_queries;
+    t.queries = t.first < end ? kvf_min_u32(block_queries, end - t.first) : 0;
     t.base = chunk.base;
-    t.keys = t.base + (t.first + t.rows - 1) / a->group + 1;
-    const uint32_t after = t.base + t.first / a->group + 1; /* the first row */
+    t.keys = t.base + (t.first + t.queries - 1) / a->group + 1;
+    const uint32_t after = t.base + t.first / a->group + 1; /* the first query */
     t.skip = a->sink;
     t.skip_end = a->window && after > a->window ? after - a->window : 0;
     return t;
 }
 
-/* The first key of the first tile, of `tile` keys, from `first` on that a row sees. */
+/* The first key of the first tile, of `tile` keys, from `first` on that a query sees. */
 static __device__ __forceinline__ uint32_t seen_tile(const query_tile *t, uint32_t first,
                                                      uint32_t tile)
 {
@@ -87,12 +88,12 @@ static __device__ __forceinline__ bool is_hidden(const kvf_prefill_kernel_args *
     return a->window && key >= a->sink && key + a->window <= limit;
 }
 
-/* Index of row `row` of a tile in q, out and lse. */
-static __device__ __forceinline__ size_t row_at(const kvf_prefill_kernel_args *a,
-                                                const query_tile *t, uint32_t row)
+/* Index of query `query` of a tile in q, out and lse. */
+static __device__ __forceinline__ size_t query_at(const kvf_prefill_kernel_args *a,
+                                                  const query_tile *t, uint32_t query)
 {
     const uint32_t first = a->chunks.count ? a->chunks.at[blockIdx.z].first : 0;
-    const uint32_t token = first + (t->first + row) / a->group, g = (t->first + row) % a->group;
+    const uint32_t token = first + (t->first + query) / a->group, g = (t->first + query) % a->group;
     return ((size_t)token * a->kv_heads + t->head) * a->group + g;
 }
 
@@ -103,8 +104,8 @@ static __device__ __forceinline__ uint32_t first_key(const kvf_prefill_kernel_ar
 }
 
 /* Key j of all blocks in its page; its value follows it. */
-static __device__ __forceinline__ const char *key_row(const kvf_prefill_kernel_args *a,
-                                                      uint32_t head, uint32_t j, size_t token_bytes)
+static __device__ __forceinline__ const char *key_at(const kvf_prefill_kernel_args *a,
+                                                     uint32_t head, uint32_t j, size_t token_bytes)
 {
     const uint32_t shift = kvf_page_shift(a->shape.page_size);
     const char *block = (const char *)a->blocks[j >> shift];
@@ -115,14 +116,14 @@ static __device__ __forceinline__ const char *key_row(const kvf_prefill_kernel_a
 
 template <uint32_t D>
 static __device__ __forceinline__ void load_queries(char *to, const kvf_prefill_kernel_args *a,
-                                                    const query_tile *t, uint32_t block_rows)
+                                                    const query_tile *t, uint32_t block_queries)
 {
-    for (uint32_t i = threadIdx.x; i < block_rows * kvf_tile<D>::pieces; i += blockDim.x) {
-        const uint32_t row = i / kvf_tile<D>::pieces, column = i % kvf_tile<D>::pieces;
-        const bool exists = row < t->rows;
+    for (uint32_t i = threadIdx.x; i < block_queries * kvf_tile<D>::pieces; i += blockDim.x) {
+        const uint32_t query = i / kvf_tile<D>::pieces, column = i % kvf_tile<D>::pieces;
+        const bool exists = query < t->queries;
         const char *from = (const char *)a->q;
-        from += exists ? row_at(a, t, row) * (2 * D) + column * 16 : 0;
-        kvf_async_copy16(to + row * kvf_tile<D>::stride + column * 16, from, exists ? 16 : 0);
+        from += exists ? query_at(a, t, query) * (2 * D) + column * 16 : 0;
+        kvf_async_copy16(to + query * kvf_tile<D>::stride + column * 16, from, exists ? 16 : 0);
     }
 }
 
@@ -137,27 +138,27 @@ template <typename T> static __device__ __forceinline__ uint4 narrow8(const floa
 /* The same of queries in fp32. */
 template <typename T, uint32_t D>
 static __device__ __forceinline__ void round_queries(char *to, const kvf_prefill_kernel_args *a,
-                                                     const query_tile *t, uint32_t block_rows)
+                                                     const query_tile *t, uint32_t block_queries)
 {
-    for (uint32_t i = threadIdx.x; i < block_rows * kvf_tile<D>::pieces; i += blockDim.x) {
-        const uint32_t row = i / kvf_tile<D>::pieces, column = i % kvf_tile<D>::pieces;
+    for (uint32_t i = threadIdx.x; i < block_queries * kvf_tile<D>::pieces; i += blockDim.x) {
+        const uint32_t query = i / kvf_tile<D>::pieces, column = i % kvf_tile<D>::pieces;
         uint4 piece = make_uint4(0, 0, 0, 0);
-        if (row < t->rows)
-            piece = narrow8<T>((const float *)a->q + row_at(a, t, row) * D + column * 8);
-        *(uint4 *)(to + row * kvf_tile<D>::stride + column * 16) = piece;
+        if (query < t->queries)
+            piece = narrow8<T>((const float *)a->q + query_at(a, t, query) * D + column * 8);
+        *(uint4 *)(to + query * kvf_tile<D>::stride + column * 16) = piece;
     }
 }
 
-/* Rows of keys, or of their values, in pieces of 16 bytes. */
+/* Keys, or their values, in pieces of 16 bytes. */
 template <uint32_t D, bool Values> struct piece {
     static const uint32_t each = Values ? kvf_tile<D>::value_dim / 8 : kvf_tile<D>::pieces;
     static const uint32_t first = Values ? 2 * D : 0; /* byte of a token */
 };
 
-/* Rows of a run that so many threads copy at once, a column each: a power of two. */
-template <uint32_t EACH, uint32_t COUNT> struct rows_at_once {
+/* Keys of a run that so many threads copy at once, a column each: a power of two. */
+template <uint32_t EACH, uint32_t COUNT> struct keys_at_once {
     static const uint32_t fit = COUNT / EACH;
-    static_assert(fit > 0, "a row at least");
+    static_assert(fit > 0, "a key at least");
     static const uint32_t count = fit >= RUN  ? RUN
                                   : fit >= 16 ? 16
                                   : fit >= 8  ? 8
@@ -186,13 +187,13 @@ static __device__ __forceinline__ void load_keys(char *to, const kvf_prefill_ker
     const uint32_t left = t->keys - first, at = first_key(a) + first;
 #pragma unroll 1
     for (uint32_t i = threadIdx.x; i < plan<D>::keys * each; i += blockDim.x) {
-        const uint32_t row = i / each, column = i % each;
-        const bool exists = row < left;
+        const uint32_t key = i / each, column = i % each;
+        const bool exists = key < left;
         const char *from = (const char *)a->q;
         if (exists)
-            from = key_row(a, t->head, at + row, kvf_tile<D>::token_bytes) +
+            from = key_at(a, t->head, at + key, kvf_tile<D>::token_bytes) +
                    piece<D, Values>::first + column * 16;
-        kvf_async_copy16(to + row * kvf_tile<D>::stride + column * 16, from, exists ? 16 : 0);
+        kvf_async_copy16(to + key * kvf_tile<D>::stride + column * 16, from, exists ? 16 : 0);
     }
 }
 
@@ -203,20 +204,20 @@ static __device__ __forceinline__ void load_runs(char *to, const kvf_prefill_ker
                                                  const query_tile *t, uint32_t first,
                                                  const void *const *pages)
 {
-    constexpr uint32_t each = piece<D, Values>::each, rows = rows_at_once<each, Threads>::count;
+    constexpr uint32_t each = piece<D, Values>::each, at_once = keys_at_once<each, Threads>::count;
     constexpr uint32_t token = kvf_tile<D>::token_bytes, stride = kvf_tile<D>::stride;
-    const uint32_t row = threadIdx.x / each, column = threadIdx.x % each;
+    const uint32_t key = threadIdx.x / each, column = threadIdx.x % each;
     const uint32_t size = a->shape.page_size;
-    if (row >= rows)
+    if (key >= at_once)
         return;
-    to += row * stride + column * 16;
+    to += key * stride + column * 16;
 #pragma unroll
     for (uint32_t r = 0; r < plan<D>::keys; r += RUN) {
-        const uint32_t at = t->head * size + ((first + r) & (size - 1)) + row;
+        const uint32_t at = t->head * size + ((first + r) & (size - 1)) + key;
         const char *from = (const char *)pages[r / RUN] + (size_t)at * token +
                            (piece<D, Values>::first + column * 16);
 #pragma unroll
-        for (uint32_t i = 0; i < RUN; i += rows)
+        for (uint32_t i = 0; i < RUN; i += at_once)
             kvf_async_copy16(to + (r + i) * stride, from + i * token);
     }
 }
@@ -235,19 +236,19 @@ static __device__ __forceinline__ void load_tile(char *to, const kvf_prefill_ker
         load_keys<D, Values>(to, a, t, first);
 }
 
-/* A warp's part of its rows; part m, side s: row 16 m + 8 s + lane / 4. */
+/* A warp's part of its queries; part m, side s: query 16 m + 8 s + lane / 4. */
 template <uint32_t D> struct warp_state {
     float o[plan<D>::parts][kvf_tile<D>::value_dim / 8][4];
     float s[plan<D>::parts][plan<D>::keys / 8][4];     /* logits */
     uint32_t p[plan<D>::parts][plan<D>::keys / 16][4]; /* weights, rounded, two in a word */
     float top[plan<D>::parts][2];
     float sum[plan<D>::parts][2]; /* of this lane's columns */
-    uint32_t first_limit;         /* of the first row: the last key that it sees */
+    uint32_t first_limit;         /* of the first query: the last key that it sees */
     uint32_t last_limit;          /* of the last one */
-    uint32_t limits;              /* of the lane's rows, a byte each: how far above the first */
+    uint32_t limits;              /* of the lane's queries, a byte each: how far above the first */
 };
 
-/* The last key that a row sees. */
+/* The last key that a query sees. */
 template <uint32_t D>
 static __device__ __forceinline__ uint32_t limit_of(const warp_state<D> *w, uint32_t m,
                                                     uint32_t side)
@@ -257,8 +258,8 @@ static __device__ __forceinline__ uint32_t limit_of(const warp_state<D> *w, uint
 
 template <uint32_t D>
 static __device__ __forceinline__ void
-begin_rows(warp_state<D> *w, const kvf_prefill_kernel_args *a, const query_tile *t, uint32_t first,
-           uint32_t lane)
+begin_queries(warp_state<D> *w, const kvf_prefill_kernel_args *a, const query_tile *t,
+              uint32_t first, uint32_t lane)
 {
     w->first_limit = t->base + (t->first + first) / a->group;
     w->limits = 0;
@@ -269,19 +270,20 @@ begin_rows(warp_state<D> *w, const kvf_prefill_kernel_args *a, const query_tile 
             w->o[m][n][0] = w->o[m][n][1] = w->o[m][n][2] = w->o[m][n][3] = 0.0f;
 #pragma unroll
         for (uint32_t side = 0; side < 2; side++) {
-            const uint32_t row = kvf_min_u32(first + m * 16 + side * 8 + lane / 4, t->rows - 1);
-            const uint32_t limit = t->base + (t->first + row) / a->group;
+            const uint32_t query =
+                kvf_min_u32(first + m * 16 + side * 8 + lane / 4, t->queries - 1);
+            const uint32_t limit = t->base + (t->first + query) / a->group;
             w->limits |= (limit - w->first_limit) << 8 * (2 * m + side);
-            const float sink = kvf_prefill_sink(a, t->head, (t->first + row) % a->group);
+            const float sink = kvf_prefill_sink(a, t->head, (t->first + query) % a->group);
             w->top[m][side] = sink * KVF_CUDA_LOG2E;
             w->sum[m][side] = sink == -INFINITY || lane % 4 ? 0.0f : 1.0f;
         }
     }
-    const uint32_t last = kvf_min_u32(first + plan<D>::warp_rows, t->rows) - 1;
+    const uint32_t last = kvf_min_u32(first + plan<D>::warp_queries, t->queries) - 1;
     w->last_limit = t->base + (t->first + last) / a->group;
 }
 
-/* q.k of the warp's rows with a tile of keys, in units of ln 2. */
+/* q.k of the warp's queries with a tile of keys, in units of ln 2. */
 template <typename T, uint32_t D>
 static __device__ __forceinline__ void tile_logits(warp_state<D> *w, const char *queries,
                                                    const char *keys, uint32_t first, float unit,
@@ -298,7 +300,7 @@ static __device__ __forceinline__ void tile_logits(warp_state<D> *w, const char 
         uint32_t q[plan<D>::parts][4];
 #pragma unroll
         for (uint32_t m = 0; m < plan<D>::parts; m++)
-            kvf_load_tiles4(q[m], kvf_tile_rows<D>(queries, m * 16, k * 16, lane));
+            kvf_load_tiles4(q[m], kvf_tile_lines<D>(queries, m * 16, k * 16, lane));
 #pragma unroll
         for (uint32_t n = 0; n < plan<D>::keys / 16; n++) {
             uint32_t b[4];
@@ -340,7 +342,7 @@ template <uint32_t D> static __device__ __forceinline__ void cap_logits(warp_sta
     }
 }
 
-/* Logits of keys between the sink and the window of a row. */
+/* Logits of keys between the sink and the window of a query. */
 template <uint32_t D>
 static __device__ __forceinline__ void hide(warp_state<D> *w, const kvf_prefill_kernel_args *a,
                                             uint32_t first, uint32_t lane)
@@ -397,7 +399,7 @@ static __device__ __forceinline__ void add_values(warp_state<D> *w, const char *
 #pragma unroll
         for (uint32_t k = 0; k < kvf_tile<D>::value_dim / 16; k++) {
             uint32_t b[4];
-            kvf_load_tiles4_transposed(b, kvf_tile_rows<D>(values, n * 16, k * 16, lane));
+            kvf_load_tiles4_transposed(b, kvf_tile_lines<D>(values, n * 16, k * 16, lane));
 #pragma unroll
             for (uint32_t m = 0; m < plan<D>::parts; m++) {
                 kvf_mma(w->o[m][2 * k], w->p[m][n], b, T());
@@ -407,44 +409,44 @@ static __device__ __forceinline__ void add_values(warp_state<D> *w, const char *
     }
 }
 
-/* One row in fp32, from where it is; the four lanes that have it write 32 bytes side by side. */
+/* One query in fp32, from where it is; the four lanes that have it write 32 bytes side by side. */
 template <uint32_t D>
-static __device__ __forceinline__ void store_wide(const warp_state<D> *w, uint32_t m, uint32_t side,
-                                                  float inverse, const kvf_prefill_kernel_args *a,
-                                                  const query_tile *t, uint32_t row, uint32_t lane)
+static __device__ __forceinline__ void
+store_wide(const warp_state<D> *w, uint32_t m, uint32_t side, float inverse,
+           const kvf_prefill_kernel_args *a, const query_tile *t, uint32_t query, uint32_t lane)
 {
-    if (row >= t->rows)
+    if (query >= t->queries)
         return;
-    float *out = (float *)a->out + row_at(a, t, row) * kvf_tile<D>::value_dim + lane % 4 * 2;
+    float *out = (float *)a->out + query_at(a, t, query) * kvf_tile<D>::value_dim + lane % 4 * 2;
 #pragma unroll
     for (uint32_t n = 0; n < kvf_tile<D>::value_dim / 8; n++)
         *(float2 *)(out + n * 8) =
             make_float2(w->o[m][n][2 * side] * inverse, w->o[m][n][2 * side + 1] * inverse);
 }
 
-/* Results of the warp's rows, through the shared memory that held their queries, or in fp32. */
+/* Results of the warp's queries, through the shared memory that held their queries, or in fp32. */
 template <typename T, uint32_t D, bool Wide>
 static __device__ __forceinline__ void
-store_rows(warp_state<D> *w, char *rows, const kvf_prefill_kernel_args *a, const query_tile *t,
-           uint32_t first, uint32_t lane)
+store_outputs(warp_state<D> *w, char *queries, const kvf_prefill_kernel_args *a,
+              const query_tile *t, uint32_t first, uint32_t lane)
 {
 #pragma unroll
     for (uint32_t m = 0; m < plan<D>::parts; m++) {
 #pragma unroll
         for (uint32_t side = 0; side < 2; side++) {
-            const uint32_t row = m * 16 + side * 8 + lane / 4;
+            const uint32_t query = m * 16 + side * 8 + lane / 4;
             const float sum = kvf_quad_sum(w->sum[m][side]);
             const bool any = !(sum <= 0.0f);
             const float inverse = any ? 1.0f / sum : 0.0f;
-            if (a->lse && lane % 4 == 0 && first + row < t->rows)
-                a->lse[row_at(a, t, first + row)] =
+            if (a->lse && lane % 4 == 0 && first + query < t->queries)
+                a->lse[query_at(a, t, first + query)] =
                     any ? w->top[m][side] * KVF_CUDA_LN2 + logf(sum) : -INFINITY;
             if constexpr (Wide) {
-                store_wide<D>(w, m, side, inverse, a, t, first + row, lane);
+                store_wide<D>(w, m, side, inverse, a, t, first + query, lane);
             } else {
 #pragma unroll
                 for (uint32_t n = 0; n < kvf_tile<D>::value_dim / 8; n++)
-                    *(uint32_t *)(rows + row * kvf_tile<D>::stride + n * 16 + lane % 4 * 4) =
+                    *(uint32_t *)(queries + query * kvf_tile<D>::stride + n * 16 + lane % 4 * 4) =
                         kvf_pair<T>(w->o[m][n][2 * side] * inverse,
                                     w->o[m][n][2 * side + 1] * inverse);
             }
@@ -453,11 +455,12 @@ store_rows(warp_state<D> *w, char *rows, const kvf_prefill_kernel_args *a, const
     if constexpr (!Wide) {
         __syncwarp();
         constexpr uint32_t pieces = kvf_tile<D>::value_dim / 8;
-        for (uint32_t i = lane; i < plan<D>::warp_rows * pieces; i += KVF_WARP_LANES) {
-            const uint32_t row = i / pieces, column = i % pieces;
-            if (first + row < t->rows)
-                *(uint4 *)((char *)a->out + (row_at(a, t, first + row) * pieces + column) * 16) =
-                    *(const uint4 *)(rows + row * kvf_tile<D>::stride + column * 16);
+        for (uint32_t i = lane; i < plan<D>::warp_queries * pieces; i += KVF_WARP_LANES) {
+            const uint32_t query = i / pieces, column = i % pieces;
+            if (first + query < t->queries)
+                *(uint4 *)((char *)a->out +
+                           (query_at(a, t, first + query) * pieces + column) * 16) =
+                    *(const uint4 *)(queries + query * kvf_tile<D>::stride + column * 16);
         }
     }
 }
@@ -476,7 +479,7 @@ static __device__ __forceinline__ uint32_t slot_after(uint32_t slot, uint32_t mo
     return slot + more < SLOTS ? slot + more : slot + more - SLOTS;
 }
 
-/* Logits of a warp's rows with the keys of a tile become weights of its values. */
+/* Logits of a warp's queries with the keys of a tile become weights of its values. */
 template <typename T, uint32_t D, bool Windowed, bool Capped, bool Wide>
 static __device__ __forceinline__ void
 weigh_tile(warp_state<D> *w, const kvf_prefill_kernel_args &a, const char *queries,
@@ -501,27 +504,27 @@ template <typename T, uint32_t D, bool Windowed, bool Capped, bool Wide>
 static __device__ __forceinline__ void do_tiles(const kvf_prefill_kernel_args &a)
 {
     const uint32_t lane = threadIdx.x % KVF_WARP_LANES, warp = threadIdx.x / KVF_WARP_LANES;
-    const uint32_t block_rows = blockDim.x / KVF_WARP_LANES * plan<D>::warp_rows;
-    const query_tile t = tile_of(&a, block_rows);
+    const uint32_t block_queries = blockDim.x / KVF_WARP_LANES * plan<D>::warp_queries;
+    const query_tile t = tile_of(&a, block_queries);
     const float unit = a.scale * KVF_CUDA_LOG2E;
     const uint32_t begin = Windowed ? seen_tile(&t, 0, plan<D>::keys) : 0;
-    const uint32_t first_row = warp * plan<D>::warp_rows;
-    const bool idle = first_row >= t.rows;
+    const uint32_t first_query = warp * plan<D>::warp_queries;
+    const bool idle = first_query >= t.queries;
     char *slots = kvf_shared();
     /* For each slot: pages of the tile whose keys are there, or come there next. */
     const void **tables = (const void **)(slots + SLOTS * plan<D>::slot_bytes);
     char *queries = (char *)tables + plan<D>::table_bytes;
-    char *own = queries + first_row * kvf_tile<D>::stride;
+    char *own = queries + first_query * kvf_tile<D>::stride;
     warp_state<D> w;
-    if (t.rows == 0)
+    if (t.queries == 0)
         return;
     ask_pages<D>(tables, &a, &t, begin);
     kvf_async_commit();
-    begin_rows<D>(&w, &a, &t, idle ? 0 : first_row, lane);
+    begin_queries<D>(&w, &a, &t, idle ? 0 : first_query, lane);
     if (Wide && a.q_dtype == KVF_FP32)
-        round_queries<T, D>(queries, &a, &t, block_rows);
+        round_queries<T, D>(queries, &a, &t, block_queries);
     else
-        load_queries<D>(queries, &a, &t, block_rows);
+        load_queries<D>(queries, &a, &t, block_queries);
     kvf_async_commit();
     kvf_async_wait<1>();
     __syncthreads(); /* the first pages are known */
@@ -559,7 +562,7 @@ static __device__ __forceinline__ void do_tiles(const kvf_prefill_kernel_args &a
         used = slot_after(used, 1);
     }
     if (!idle)
-        store_rows<T, D, Wide>(&w, own, &a, &t, first_row, lane);
+        store_outputs<T, D, Wide>(&w, own, &a, &t, first_query, lane);
 }
 
 template <typename T, uint32_t D, bool Windowed>
@@ -588,16 +591,16 @@ static __global__ void __launch_bounds__(THREADS)
 template <typename T, uint32_t D>
 static cudaError_t launch_tiles(const kvf_prefill_kernel_args *a, cudaStream_t stream)
 {
-    const uint32_t rows = a->tokens * a->group, chunks = kvf_max_u32(a->chunks.count, 1);
-    uint32_t warps = kvf_min_u32(WARPS, kvf_div_ceil_u32(rows, plan<D>::warp_rows));
-    /* Fewer rows to a block where that is what gives every processor of a large GPU one. */
+    const uint32_t queries = a->tokens * a->group, chunks = kvf_max_u32(a->chunks.count, 1);
+    uint32_t warps = kvf_min_u32(WARPS, kvf_div_ceil_u32(queries, plan<D>::warp_queries));
+    /* Fewer queries to a block where that is what gives every processor of a large GPU one. */
     if (warps == WARPS &&
-        kvf_div_ceil_u32(rows, WARPS * plan<D>::warp_rows) * a->kv_heads * chunks < 128)
+        kvf_div_ceil_u32(queries, WARPS * plan<D>::warp_queries) * a->kv_heads * chunks < 128)
         warps = WARPS / 2;
-    const uint32_t block_rows = warps * plan<D>::warp_rows;
+    const uint32_t block_queries = warps * plan<D>::warp_queries;
     const size_t shared = (size_t)SLOTS * plan<D>::slot_bytes + plan<D>::table_bytes +
-                          (size_t)block_rows * kvf_tile<D>::stride;
-    const dim3 grid(kvf_div_ceil_u32(rows, block_rows), a->kv_heads, chunks);
+                          (size_t)block_queries * kvf_tile<D>::stride;
+    const dim3 grid(kvf_div_ceil_u32(queries, block_queries), a->kv_heads, chunks);
     const dim3 block(warps * KVF_WARP_LANES);
     if (a->out_dtype == KVF_FP32)
         return kvf_cuda_launch<prefill_wide<T, D>>(grid, block, shared, stream, *a);
@@ -635,15 +638,16 @@ static __device__ __forceinline__ void plain_logits(kvf_plain_shared *state,
     const float unit = a->scale * KVF_CUDA_LOG2E;
     const bool skipped = key >= t->skip && key < t->skip_end;
     const char *at = key < t->keys && !skipped
-                         ? key_row(a, t->head, zero + key, kvf_token_bytes(&a->shape))
+                         ? key_at(a, t->head, zero + key, kvf_token_bytes(&a->shape))
                          : NULL;
     const float *k = (const float *)at;
-    for (uint32_t row = 0; row < t->rows; row++) {
-        const float *q = (const float *)a->q + row_at(a, t, row) * d;
-        const uint32_t limit = t->base + (t->first + row) / a->group;
+    for (uint32_t query = 0; query < t->queries; query++) {
+        const float *q = (const float *)a->q + query_at(a, t, query) * d;
+        const uint32_t limit = t->base + (t->first + query) / a->group;
         const bool visible = key <= limit && !is_hidden(a, key, limit);
         const float s = k && visible ? kvf_times(kvf_dot(q, k, d), unit) : -INFINITY;
-        state->s[row][threadIdx.x] = a->cap > 0.0f ? kvf_cap_logit(s, a->cap * KVF_CUDA_LOG2E) : s;
+        state->s[query][threadIdx.x] =
+            a->cap > 0.0f ? kvf_cap_logit(s, a->cap * KVF_CUDA_LOG2E) : s;
     }
 }
 
@@ -651,22 +655,22 @@ static __device__ __forceinline__ void plain_logits(kvf_plain_shared *state,
 static __device__ __forceinline__ void plain_values(const kvf_plain_shared *state,
                                                     const kvf_prefill_kernel_args *a,
                                                     const query_tile *t, uint32_t first,
-                                                    kvf_plain_rows *r)
+                                                    kvf_plain_sums *r)
 {
     const uint32_t d = kvf_value_dim(&a->shape), zero = first_key(a);
     const size_t token = kvf_token_bytes(&a->shape);
 #pragma unroll
     for (uint32_t i = 0; i < KVF_PLAIN_ITEMS; i++) {
-        const uint32_t at = i * KVF_PLAIN_THREADS + threadIdx.x, row = at / (d / 4);
-        if (row >= t->rows)
+        const uint32_t at = i * KVF_PLAIN_THREADS + threadIdx.x, query = at / (d / 4);
+        if (query >= t->queries)
             continue;
-        const uint32_t limit = t->base + (t->first + row) / a->group;
-        kvf_scale(&r->o[i], state->factor[row]);
+        const uint32_t limit = t->base + (t->first + query) / a->group;
+        kvf_scale(&r->o[i], state->factor[query]);
         for (uint32_t j = 0; j < KVF_PLAIN_TOKENS && first + j <= limit; j++) {
             if (is_hidden(a, first + j, limit))
                 continue;
-            const float *v = (const float *)key_row(a, t->head, zero + first + j, token);
-            kvf_add_scaled(&r->o[i], state->s[row][j], v + a->shape.head_dim + at % (d / 4) * 4);
+            const float *v = (const float *)key_at(a, t->head, zero + first + j, token);
+            kvf_add_scaled(&r->o[i], state->s[query][j], v + a->shape.head_dim + at % (d / 4) * 4);
         }
     }
 }
@@ -676,13 +680,13 @@ static __global__ void __launch_bounds__(KVF_PLAIN_THREADS)
 {
     kvf_plain_shared *state = (kvf_plain_shared *)kvf_shared();
     const uint32_t quads = kvf_value_dim(&a.shape) / 4;
-    const query_tile t = tile_of(&a, KVF_PLAIN_ROWS);
-    kvf_plain_rows r;
-    if (t.rows == 0)
+    const query_tile t = tile_of(&a, KVF_PLAIN_QUERIES);
+    kvf_plain_sums r;
+    if (t.queries == 0)
         return;
     kvf_plain_begin(&r);
     const uint32_t own = threadIdx.x / KVF_PLAIN_PARTS;
-    if (own < t.rows) {
+    if (own < t.queries) {
         const float sink = kvf_prefill_sink(&a, t.head, (t.first + own) % a.group);
         r.top = sink * KVF_CUDA_LOG2E;
         r.sum = sink == -INFINITY || threadIdx.x % KVF_PLAIN_PARTS ? 0.0f : 1.0f;
@@ -692,21 +696,21 @@ static __global__ void __launch_bounds__(KVF_PLAIN_THREADS)
         __syncthreads();
         plain_logits(state, &a, &t, first);
         __syncthreads();
-        kvf_plain_soften(state, &r, t.rows);
+        kvf_plain_soften(state, &r, t.queries);
         __syncthreads();
         plain_values(state, &a, &t, first, &r);
     }
     __syncthreads();
     const float lse = kvf_plain_end(state, &r);
-    if (a.lse && threadIdx.x % KVF_PLAIN_PARTS == 0 && own < t.rows)
-        a.lse[row_at(&a, &t, own)] = lse;
+    if (a.lse && threadIdx.x % KVF_PLAIN_PARTS == 0 && own < t.queries)
+        a.lse[query_at(&a, &t, own)] = lse;
 #pragma unroll
     for (uint32_t i = 0; i < KVF_PLAIN_ITEMS; i++) {
-        const uint32_t at = i * KVF_PLAIN_THREADS + threadIdx.x, row = at / quads;
-        if (row >= t.rows)
+        const uint32_t at = i * KVF_PLAIN_THREADS + threadIdx.x, query = at / quads;
+        if (query >= t.queries)
             continue;
-        kvf_scale(&r.o[i], state->factor[row]);
-        *(float4 *)((float *)a.out + (row_at(&a, &t, row) * quads + at % quads) * 4) = r.o[i];
+        kvf_scale(&r.o[i], state->factor[query]);
+        *(float4 *)((float *)a.out + (query_at(&a, &t, query) * quads + at % quads) * 4) = r.o[i];
     }
 }
 
@@ -722,7 +726,7 @@ extern "C" int kvf_prefill_cuda(const void *args, uint32_t, void *stream)
         return launch_type<kvf_half>(a, (cudaStream_t)stream);
     default:
         return kvf_cuda_launch<prefill_plain>(
-            dim3(kvf_div_ceil_u32(a->tokens * a->group, KVF_PLAIN_ROWS), a->kv_heads,
+            dim3(kvf_div_ceil_u32(a->tokens * a->group, KVF_PLAIN_QUERIES), a->kv_heads,
                  kvf_max_u32(a->chunks.count, 1)),
             dim3(KVF_PLAIN_THREADS), sizeof(kvf_plain_shared), (cudaStream_t)stream, *a);
     }

@@ -383,21 +383,21 @@ template <int N> static __device__ __forceinline__ void kvf_async_wait(void)
 /* ---- warp matrix products: D[16,8] += A[16,16] B[16,8] ----
  * Fragments as in PTX "mma.m16n8k16": lane = 4 * group + in_group. */
 
-/* Four 8x8 tiles of 16-bit elements; lane i gives the address of row i % 8 of tile i / 8. */
-static __device__ __forceinline__ void kvf_load_tiles4(uint32_t r[4], const void *row)
+/* Four 8x8 tiles of 16-bit elements; lane i gives the address of line i % 8 of tile i / 8. */
+static __device__ __forceinline__ void kvf_load_tiles4(uint32_t r[4], const void *line)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(kvf_shared_address(row))
+                 : "r"(kvf_shared_address(line))
                  : "memory");
 }
 
 /* The same, each tile transposed. */
-static __device__ __forceinline__ void kvf_load_tiles4_transposed(uint32_t r[4], const void *row)
+static __device__ __forceinline__ void kvf_load_tiles4_transposed(uint32_t r[4], const void *line)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(kvf_shared_address(row))
+                 : "r"(kvf_shared_address(line))
                  : "memory");
 }
 

@@ -5,33 +5,33 @@
 /*
  * Attention in fp32 without matrix products: the parts that decode and prefill share.
  *
- * Knows rows of logits in shared memory, not where they come from. A block of KVF_PLAIN_THREADS
- * threads serves KVF_PLAIN_ROWS query rows and takes KVF_PLAIN_TOKENS tokens at a time;
- * KVF_PLAIN_PARTS threads keep the maximum of a row, each with a part of its sum, and item i of a
- * thread is four channels of a row. Plain, with few barriers: for tests and for comparison, no
+ * Knows logits in shared memory, not where they come from. A block of KVF_PLAIN_THREADS
+ * threads serves KVF_PLAIN_QUERIES queries and takes KVF_PLAIN_TOKENS tokens at a time;
+ * KVF_PLAIN_PARTS threads keep the maximum of a query, each with a part of its sum, and item i of a
+ * thread is four channels of a query. Plain, with few barriers: for tests and for comparison, no
  * bound claimed. The order of all sums is fixed.
  */
 
 #include "tile.cuh"
 
 #define KVF_PLAIN_THREADS 128u
-#define KVF_PLAIN_ROWS    16u
+#define KVF_PLAIN_QUERIES 16u
 #define KVF_PLAIN_TOKENS  128u
-#define KVF_PLAIN_PARTS   (KVF_PLAIN_THREADS / KVF_PLAIN_ROWS)
-#define KVF_PLAIN_ITEMS   (KVF_PLAIN_ROWS * KVF_GPU_HEAD_DIM_MAX / 4 / KVF_PLAIN_THREADS)
+#define KVF_PLAIN_PARTS   (KVF_PLAIN_THREADS / KVF_PLAIN_QUERIES)
+#define KVF_PLAIN_ITEMS   (KVF_PLAIN_QUERIES * KVF_GPU_HEAD_DIM_MAX / 4 / KVF_PLAIN_THREADS)
 
 typedef struct kvf_plain_shared {
-    float s[KVF_PLAIN_ROWS][KVF_PLAIN_TOKENS]; /* logits in units of ln 2, then weights */
-    float part[KVF_PLAIN_ROWS][KVF_PLAIN_PARTS];
-    float factor[KVF_PLAIN_ROWS];
+    float s[KVF_PLAIN_QUERIES][KVF_PLAIN_TOKENS]; /* logits in units of ln 2, then weights */
+    float part[KVF_PLAIN_QUERIES][KVF_PLAIN_PARTS];
+    float factor[KVF_PLAIN_QUERIES];
 } kvf_plain_shared;
 
-/* Held by a thread: of row threadIdx.x / KVF_PLAIN_PARTS, and the channels of its items. */
-typedef struct kvf_plain_rows {
+/* Held by a thread: of query threadIdx.x / KVF_PLAIN_PARTS, and the channels of its items. */
+typedef struct kvf_plain_sums {
     float top;
     float sum; /* of tokens threadIdx.x % KVF_PLAIN_PARTS + n * KVF_PLAIN_PARTS */
     float4 o[KVF_PLAIN_ITEMS];
-} kvf_plain_rows;
+} kvf_plain_sums;
 
 /* q.k in four running sums, added in order. 16-byte aligned. */
 static __device__ __forceinline__ float kvf_dot(const float *q, const float *k, uint32_t head_dim)
@@ -47,7 +47,7 @@ static __device__ __forceinline__ float kvf_dot(const float *q, const float *k, 
     return (sum.x + sum.y) + (sum.z + sum.w);
 }
 
-static __device__ __forceinline__ void kvf_plain_begin(kvf_plain_rows *r)
+static __device__ __forceinline__ void kvf_plain_begin(kvf_plain_sums *r)
 {
     r->top = -INFINITY;
     r->sum = 0.0f;
@@ -56,46 +56,46 @@ static __device__ __forceinline__ void kvf_plain_begin(kvf_plain_rows *r)
         r->o[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 }
 
-/* Logits of `rows` rows become weights; factor is what older sums are worth. Barriers: all logits
- * are there before, weights are read after another one. */
-static __device__ __forceinline__ void kvf_plain_soften(kvf_plain_shared *state, kvf_plain_rows *r,
-                                                        uint32_t rows)
+/* Logits of `queries` queries become weights; factor is what older sums are worth. Barriers: all
+ * logits are there before, weights are read after another one. */
+static __device__ __forceinline__ void kvf_plain_soften(kvf_plain_shared *state, kvf_plain_sums *r,
+                                                        uint32_t queries)
 {
-    const uint32_t row = threadIdx.x / KVF_PLAIN_PARTS, part = threadIdx.x % KVF_PLAIN_PARTS;
+    const uint32_t query = threadIdx.x / KVF_PLAIN_PARTS, part = threadIdx.x % KVF_PLAIN_PARTS;
     float top = -INFINITY;
-    for (uint32_t t = part; t < KVF_PLAIN_TOKENS && row < rows; t += KVF_PLAIN_PARTS)
-        top = fmaxf(top, state->s[row][t]);
-    state->part[row][part] = top;
+    for (uint32_t t = part; t < KVF_PLAIN_TOKENS && query < queries; t += KVF_PLAIN_PARTS)
+        top = fmaxf(top, state->s[query][t]);
+    state->part[query][part] = top;
     __syncthreads();
-    if (row >= rows)
+    if (query >= queries)
         return;
     top = r->top;
     for (uint32_t i = 0; i < KVF_PLAIN_PARTS; i++)
-        top = fmaxf(top, state->part[row][i]);
+        top = fmaxf(top, state->part[query][i]);
     const float base = kvf_finite_top(top), factor = kvf_exp2(r->top - base);
     r->sum *= factor;
     r->top = top;
     for (uint32_t t = part; t < KVF_PLAIN_TOKENS; t += KVF_PLAIN_PARTS) {
-        state->s[row][t] = kvf_exp2(state->s[row][t] - base);
-        r->sum += state->s[row][t];
+        state->s[query][t] = kvf_exp2(state->s[query][t] - base);
+        r->sum += state->s[query][t];
     }
     if (part == 0)
-        state->factor[row] = factor;
+        state->factor[query] = factor;
 }
 
-/* Behind the last use of factor and a barrier: factor becomes 1 / sum, in every row. Returns the
- * logarithm of the sum; of use to the first thread of a row. */
-static __device__ __forceinline__ float kvf_plain_end(kvf_plain_shared *state, kvf_plain_rows *r)
+/* Behind the last use of factor and a barrier: factor becomes 1 / sum, in every query. Returns the
+ * logarithm of the sum; of use to the first thread of a query. */
+static __device__ __forceinline__ float kvf_plain_end(kvf_plain_shared *state, kvf_plain_sums *r)
 {
-    const uint32_t row = threadIdx.x / KVF_PLAIN_PARTS, part = threadIdx.x % KVF_PLAIN_PARTS;
+    const uint32_t query = threadIdx.x / KVF_PLAIN_PARTS, part = threadIdx.x % KVF_PLAIN_PARTS;
     float sum = 0.0f;
-    state->part[row][part] = r->sum;
+    state->part[query][part] = r->sum;
     __syncthreads();
     for (uint32_t i = 0; i < KVF_PLAIN_PARTS; i++)
-        sum += state->part[row][i];
+        sum += state->part[query][i];
     const bool any = !(sum <= 0.0f);
     if (part == 0)
-        state->factor[row] = any ? 1.0f / sum : 0.0f;
+        state->factor[query] = any ? 1.0f / sum : 0.0f;
     __syncthreads();
     return any ? r->top * KVF_CUDA_LN2 + logf(sum) : -INFINITY;
 }

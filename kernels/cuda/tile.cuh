@@ -6,11 +6,11 @@
  * Tiles of keys, values and queries in shared memory, and the warp matrix products on them.
  *
  * Knows the fragments of one matrix product and nothing of pages or softmax. A tile in shared
- * memory has rows of D 16-bit elements and a pad of 16 bytes: D is a multiple of 16, so a row is an
- * odd number of 16-byte pieces, and the eight rows that one matrix load reads at a time lie in
- * eight different groups of banks. In the fragment of a product D[16,8] lane 4 * g + i holds rows g
- * and g + 8 of columns 2i and 2i + 1, here called (row half 0 or 1, pair member 0 or 1), as element
- * 2 * half + member.
+ * memory has lines of D 16-bit elements and a pad of 16 bytes: D is a multiple of 16, so a line is
+ * an odd number of 16-byte pieces, and the eight lines that one matrix load reads at a time lie in
+ * eight different groups of banks. In the fragment of a product D[16,8] lane 4 * g + i holds lines
+ * g and g + 8 of columns 2i and 2i + 1, here called (line half 0 or 1, pair member 0 or 1), as
+ * element 2 * half + member.
  */
 
 #include "cap.h"
@@ -21,16 +21,16 @@
 #define KVF_CUDA_LOG2E 1.4426950408889634f
 #define KVF_CUDA_LN2   0.6931471805599453f
 
-/* Bytes from one row of a tile to the next. */
+/* Bytes from one line of a tile to the next. */
 template <uint32_t D> struct kvf_tile {
-    static const uint32_t pieces = D / 8; /* of 16 bytes, in a row */
+    static const uint32_t pieces = D / 8; /* of 16 bytes, in a line */
     static const uint32_t stride = 2 * D + 16;
     static const uint32_t steps = D / 16;                    /* products over the channels */
-    static const uint32_t value_dim = KVF_GPU_VALUE_DIM(D);  /* in a row of the same stride */
+    static const uint32_t value_dim = KVF_GPU_VALUE_DIM(D);  /* in a line of the same stride */
     static const uint32_t token_bytes = 2 * (D + value_dim); /* of a key and its value, in a page */
 };
 
-/* a * b, never fused with an addition: a logit that is the row's maximum must cancel exactly. */
+/* a * b, never fused with an addition: a logit that is its query's maximum must cancel exactly. */
 static __device__ __forceinline__ float kvf_times(float a, float b)
 {
 #if defined(__CUDA_ARCH__)
@@ -140,32 +140,32 @@ static __device__ __forceinline__ uint32_t kvf_pair_rest(uint32_t rounded, float
     return kvf_pair<T>(a - kept.x, b - kept.y);
 }
 
-/* Address, for this lane, of the 16 x 16 tile that begins at (row, column): rows as they lie. Loads
- * an A fragment, or with the transposing load the B fragments of columns 0..7 and 8..15. */
+/* Address, for this lane, of the 16 x 16 tile that begins at (line, column): lines as they lie.
+ * Loads an A fragment, or with the transposing load the B fragments of columns 0..7 and 8..15. */
 template <uint32_t D>
-static __device__ __forceinline__ const char *kvf_tile_rows(const char *tile, uint32_t row,
-                                                            uint32_t column, uint32_t lane)
+static __device__ __forceinline__ const char *kvf_tile_lines(const char *tile, uint32_t line,
+                                                             uint32_t column, uint32_t lane)
 {
-    return tile + (row + lane % 16) * kvf_tile<D>::stride + (column + lane / 16 * 8) * 2;
+    return tile + (line + lane % 16) * kvf_tile<D>::stride + (column + lane / 16 * 8) * 2;
 }
 
-/* The same for a tile whose rows are the columns of B (keys): B fragments of rows 0..7, 8..15. */
+/* The same for a tile whose lines are the columns of B (keys): B fragments of lines 0..7, 8..15. */
 template <uint32_t D>
-static __device__ __forceinline__ const char *kvf_tile_keys(const char *tile, uint32_t row,
+static __device__ __forceinline__ const char *kvf_tile_keys(const char *tile, uint32_t line,
                                                             uint32_t column, uint32_t lane)
 {
-    return tile + (row + lane / 16 * 8 + lane % 8) * kvf_tile<D>::stride +
+    return tile + (line + lane / 16 * 8 + lane % 8) * kvf_tile<D>::stride +
            (column + lane / 8 % 2 * 8) * 2;
 }
 
-/* A word of two elements of a row in global memory, zero if the row does not exist. */
-static __device__ __forceinline__ uint32_t kvf_row_word(const void *row, uint32_t element,
-                                                        bool exists)
+/* A word of two elements of a vector in global memory, zero if that does not exist. */
+static __device__ __forceinline__ uint32_t kvf_line_word(const void *line, uint32_t element,
+                                                         bool exists)
 {
-    return exists ? *(const uint32_t *)((const char *)row + element * 2) : 0u;
+    return exists ? *(const uint32_t *)((const char *)line + element * 2) : 0u;
 }
 
-/* Maximum and sum over the four lanes that share a row of a fragment. */
+/* Maximum and sum over the four lanes that share a line of a fragment. */
 static __device__ __forceinline__ float kvf_quad_max(float x)
 {
     x = fmaxf(x, __shfl_xor_sync(KVF_FULL_WARP, x, 1));
@@ -195,7 +195,7 @@ static __device__ __forceinline__ void kvf_scale(float4 *x, float factor)
     x->w *= factor;
 }
 
-/* Four consecutive elements of a row of dtype, at element `at`; aligned to their size. */
+/* Four consecutive elements of an array of dtype, at element `at`; aligned to their size. */
 static __device__ __forceinline__ void kvf_store4(void *base, kvf_dtype dtype, size_t at, float4 x)
 {
     if (dtype == KVF_FP32) {

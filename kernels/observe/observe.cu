@@ -113,10 +113,10 @@ static __device__ __forceinline__ void load_rows(uint32_t r[kvf_tile<D>::steps][
 #pragma unroll
     for (uint32_t k = 0; k < kvf_tile<D>::steps; k++) {
         const uint32_t column = k * 16 + lane % 4 * 2;
-        r[k][0] = kvf_row_word(near, column, near_exists);
-        r[k][1] = kvf_row_word(far, column, far_exists);
-        r[k][2] = kvf_row_word(near, column + 8, near_exists);
-        r[k][3] = kvf_row_word(far, column + 8, far_exists);
+        r[k][0] = kvf_line_word(near, column, near_exists);
+        r[k][1] = kvf_line_word(far, column, far_exists);
+        r[k][2] = kvf_line_word(near, column + 8, near_exists);
+        r[k][3] = kvf_line_word(far, column + 8, far_exists);
     }
 }
 
