@@ -41,6 +41,10 @@ RETIRED = (
      r"kernels/(tile_simd\.h|attend/(attend|merge|prefill)(_ref|_simd)\.c)"),
     (r"[Rr]ows?|\w+_ROWS|\w+_rows?",
      r"kernels/(cuda/(plain|tile|words)|attend/(attend|merge|prefill)\w*)\.cuh?"),
+    (r"row_(?:max|sum)|kvf_observe_row",
+     r"(kernels|runtime|tests)/"),
+    (r"[Rr]ows?",
+     r"kernels/observe/(observe|pool|profile)(_ref|_simd)?\.cu?$"),
 )
 
 

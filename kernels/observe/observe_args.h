@@ -14,22 +14,22 @@
 #include "score/score_args.h"
 
 /* ---- observe: attention of the last queries over many keys, streamed ----
- * Rows: W query tokens x group, per KV head; a[w,g,j] = softmax over attended j of scale q.k_j,
+ * Queries: W tokens x group, per KV head; a[w,g,j] = softmax over attended j of scale q.k_j,
  * capped (cap.h), where query w sees tokens with index <= limit[w]. Tokens are given as spans in
- * order (skip bits are honoured); the index of a token is span_index[s] + row. Step 1 writes
- * running maximum and sum per (head, chunk of KVF_OBSERVE_SPANS spans, row); step 2 merges them
- * over chunks, in order, and writes
- *   score[h, s * page_size + row] = reduce_g reduce_w a[w,g,j], 0 for skipped or absent tokens
- * or adds that to what is there. window_mean: divide by W, else sum. is_weighted: query w counts
- * (w + 1) / W first. group kind: MEAN_SOFTMAX = mean of a over g; MAX; SUM. Only heads group_first
+ * order (skip bits are honoured); the index of token t of span s is span_index[s] + t. Step 1
+ * writes running maximum and sum per (head, chunk of KVF_OBSERVE_SPANS spans, query); step 2 merges
+ * them over chunks, in order, and writes score[h, s * page_size + t] = reduce_g reduce_w a[w,g,j],
+ * 0 for skipped or absent tokens or adds that to what is there. window_mean: divide by W, else sum.
+ * is_weighted: query w counts (w + 1) / W first. group kind: MEAN_SOFTMAX = mean of a over g; MAX;
+ * SUM. Only heads group_first
  * .. group_first + group_count - 1 of each group take part. The launch may be part of a longer
  * window: its queries are window_first .. of window_total, which is W above.
  * is_raw: a = q.k_j, neither scaled nor capped; step 1 is not needed.
  * Nothing of size W x tokens is stored. A task is one (KV head, chunk) in both steps.
  */
-#define KVF_OBSERVE_SPANS      64u
-#define KVF_OBSERVE_WINDOW_MAX 128u
-#define KVF_OBSERVE_ROWS_MAX   (KVF_SUBGROUP_HEADS * KVF_OBSERVE_WINDOW_MAX)
+#define KVF_OBSERVE_SPANS       64u
+#define KVF_OBSERVE_WINDOW_MAX  128u
+#define KVF_OBSERVE_QUERIES_MAX (KVF_SUBGROUP_HEADS * KVF_OBSERVE_WINDOW_MAX)
 
 typedef struct kvf_observe_args {
     kvf_shape shape;
@@ -43,7 +43,7 @@ typedef struct kvf_observe_args {
     float cap;
     uint32_t group_first;
     uint32_t group_count;  /* 0 = all of the group */
-    uint32_t ring_slots;   /* query w is row (ring_first + w) % ring_slots of q; 0 = row w */
+    uint32_t ring_slots;   /* query w is at (ring_first + w) % ring_slots of q; 0 = at w */
     uint32_t ring_first;   /* < ring_slots */
     uint32_t limit_first;  /* without limit: query w sees tokens with index <= limit_first + w */
     uint32_t window_first; /* of the whole window, of query 0 */
@@ -55,11 +55,11 @@ typedef struct kvf_observe_args {
     const void *q;              /* [window, kv_heads, group, head_dim] dtype */
     const uint32_t *limit;      /* [window] highest token index seen; NULL: limit_first */
     const kvf_span *spans;      /* [kv_heads, spans_max] */
-    const uint32_t *span_index; /* [kv_heads, spans_max] token index of row 0 of the span */
+    const uint32_t *span_index; /* [kv_heads, spans_max] token index of token 0 of the span */
     const uint32_t *span_count; /* [kv_heads] */
     const float *sinks; /* [kv_heads, group] logits that join the sum; NULL = none; step 2 */
-    float *row_max;     /* [kv_heads, chunks_max = ceil(spans_max/64), group, window] */
-    float *row_sum;     /* likewise */
+    float *query_max;   /* [kv_heads, chunks_max = ceil(spans_max/64), group, window] */
+    float *query_sum;   /* likewise */
     float *score;       /* [kv_heads, spans_max * page_size]; step 2 */
 } kvf_observe_args;
 KVF_TASKS(observe_stats, kvf_observe_args,
@@ -69,7 +69,7 @@ KVF_TASKS(observe_score, kvf_observe_args, kvf_observe_stats_tasks(a))
 /* Queries that a launch takes of groups of so many heads. */
 KVF_INLINE uint32_t kvf_observe_window_max(uint32_t group)
 {
-    return kvf_min_u32(KVF_OBSERVE_WINDOW_MAX, KVF_OBSERVE_ROWS_MAX / group);
+    return kvf_min_u32(KVF_OBSERVE_WINDOW_MAX, KVF_OBSERVE_QUERIES_MAX / group);
 }
 
 /* Queries first .. first + count - 1 of the window of a launch, as a launch of its own: the part
@@ -102,13 +102,13 @@ KVF_INLINE uint32_t kvf_observe_heads(const kvf_observe_args *a)
     return a->group_count ? a->group_count : a->group;
 }
 
-/* Row of q that query w of the launch is in. */
-KVF_INLINE uint32_t kvf_observe_row(const kvf_observe_args *a, uint32_t w)
+/* Where in q query w of the launch is. */
+KVF_INLINE uint32_t kvf_observe_place(const kvf_observe_args *a, uint32_t w)
 {
     if (a->ring_slots == 0)
         return w;
-    const uint32_t row = a->ring_first + w;
-    return row < a->ring_slots ? row : row - a->ring_slots;
+    const uint32_t place = a->ring_first + w;
+    return place < a->ring_slots ? place : place - a->ring_slots;
 }
 
 /* The weight of query w of the launch. */
@@ -122,7 +122,7 @@ KVF_INLINE float kvf_observe_weight(const kvf_observe_args *a, uint32_t w)
 /* ---- pool: smooth scores along tokens ----
  * x[r, j] = max or average (zeros padded, always divided by `width`) of in[r, j-width/2 ..
  * j+width/2], times `scale` unless that is 0; out[r, j] = x, or out + x, or the larger of the two.
- * One task per row.
+ * One task per vector r.
  */
 typedef enum kvf_pool_combine {
     KVF_COMBINE_SET,
@@ -131,7 +131,7 @@ typedef enum kvf_pool_combine {
 } kvf_pool_combine;
 
 typedef struct kvf_pool_args {
-    uint32_t rows;
+    uint32_t vectors;
     uint32_t stride; /* of in */
     uint32_t count;
     uint32_t width; /* odd */
@@ -142,24 +142,25 @@ typedef struct kvf_pool_args {
     const float *in;
     float *out; /* not in, unless width is 1 */
 } kvf_pool_args;
-KVF_TASKS(pool, kvf_pool_args, a->rows)
+KVF_TASKS(pool, kvf_pool_args, a->vectors)
 
 /* ---- profile: the shape of attention over tokens ----
  * With a = scores[r, 0 .. count) divided by its sum, where what is not a positive number counts as
  * 0: out[r] = - sum a ln a; the sum of the `top` largest a (all if there are fewer); the mean of
- * (a - 1/count)^2. Sum 0: three zeros. The sum is at most FLT_MAX. One task per row.
+ * (a - 1/count)^2. Sum 0: three zeros. The sum is at most FLT_MAX. One task per vector
+ * r.
  */
 #define KVF_PROFILE_VALUES 3u
 
 typedef struct kvf_profile_args {
-    uint32_t rows;
+    uint32_t vectors;
     uint32_t stride; /* stride of scores, >= count */
     uint32_t count;
     uint32_t top;
-    const float *scores; /* [rows, stride] */
-    float *out;          /* [rows, KVF_PROFILE_VALUES] */
+    const float *scores; /* [vectors, stride] */
+    float *out;          /* [vectors, KVF_PROFILE_VALUES] */
 } kvf_profile_args;
-KVF_TASKS(profile, kvf_profile_args, a->rows)
+KVF_TASKS(profile, kvf_profile_args, a->vectors)
 
 /* ---- cover: the tokens of one row as spans, for observe and for dense attention. resident == 0:
  * every run in order, so that position i of the result is token i. resident == 1: store pages,

@@ -5,7 +5,7 @@
  * spans.
  *
  * Knows nothing of policies; it says how much each token was looked at. Step 1 (stats) leaves a
- * maximum and a sum per (head, chunk, row), step 2 (score) merges them over chunks in order.
+ * maximum and a sum per (head, chunk, query), step 2 (score) merges them over chunks in order.
  * Nothing of size window x tokens is stored. Entries of chunks and spans beyond span_count are
  * neither read nor written. Task = KV head * chunks_max + chunk.
  */
@@ -34,8 +34,8 @@ static chunk chunk_of(const kvf_observe_args *a, uint32_t task)
 
 static const void *query(const kvf_observe_args *a, uint32_t head, uint32_t g, uint32_t w)
 {
-    const size_t row = ((size_t)kvf_observe_row(a, w) * a->kv_heads + head) * a->group + g;
-    return kvf_offset(a->q, row * kvf_key_bytes(&a->shape));
+    const size_t at = ((size_t)kvf_observe_place(a, w) * a->kv_heads + head) * a->group + g;
+    return kvf_offset(a->q, at * kvf_key_bytes(&a->shape));
 }
 
 static uint32_t limit_of(const kvf_observe_args *a, uint32_t w)
@@ -75,38 +75,38 @@ void kvf_observe_stats_ref(const void *args, uint32_t task)
             for (uint32_t i = c.first; i < c.end && top > -INFINITY; i++)
                 for (uint32_t t = 0; t < a->shape.page_size; t++)
                     sum += exp(logit(a, q, w, (size_t)c.head * a->spans_max + i, t) - top);
-            const size_t row = ((size_t)task * a->group + g) * a->window + w;
-            a->row_max[row] = (float)top;
-            a->row_sum[row] = (float)sum;
+            const size_t at = ((size_t)task * a->group + g) * a->window + w;
+            a->query_max[at] = (float)top;
+            a->query_sum[at] = (float)sum;
         }
 }
 
-typedef struct row_scale {
+typedef struct query_scale {
     double top;
     double sum;
-} row_scale;
+} query_scale;
 
-static row_scale merge_chunks(const kvf_observe_args *a, const chunk *c, uint32_t g, uint32_t w)
+static query_scale merge_chunks(const kvf_observe_args *a, const chunk *c, uint32_t g, uint32_t w)
 {
     const uint32_t chunks = kvf_div_ceil_u32(a->span_count[c->head], KVF_OBSERVE_SPANS);
     const double sink = (double)kvf_observe_sink(a, c->head, g);
-    row_scale r = {.top = sink};
+    query_scale r = {.top = sink};
     for (uint32_t i = 0; i < chunks; i++) {
-        const size_t row = ((size_t)c->head * c->chunks_max + i) * a->group + g;
-        r.top = fmax(r.top, (double)a->row_max[row * a->window + w]);
+        const size_t at = ((size_t)c->head * c->chunks_max + i) * a->group + g;
+        r.top = fmax(r.top, (double)a->query_max[at * a->window + w]);
     }
     if (sink > -INFINITY)
         r.sum = exp(sink - r.top);
     for (uint32_t i = 0; i < chunks && r.top > -INFINITY; i++) {
-        const size_t row = ((size_t)c->head * c->chunks_max + i) * a->group + g;
-        r.sum += (double)a->row_sum[row * a->window + w] *
-                 exp((double)a->row_max[row * a->window + w] - r.top);
+        const size_t at = ((size_t)c->head * c->chunks_max + i) * a->group + g;
+        r.sum += (double)a->query_sum[at * a->window + w] *
+                 exp((double)a->query_max[at * a->window + w] - r.top);
     }
     return r;
 }
 
 /* The score of one token by query w of head g. */
-static double share(const kvf_observe_args *a, double x, const row_scale *r)
+static double share(const kvf_observe_args *a, double x, const query_scale *r)
 {
     if (x == -INFINITY)
         return 0.0;
@@ -117,7 +117,7 @@ static double share(const kvf_observe_args *a, double x, const row_scale *r)
 }
 
 static float token_score(const kvf_observe_args *a, const chunk *c, uint32_t i, uint32_t t,
-                         const row_scale *scales)
+                         const query_scale *scales)
 {
     const uint32_t heads = kvf_observe_heads(a);
     double top = -INFINITY, total = 0.0;
@@ -143,7 +143,7 @@ void kvf_observe_score_ref(const void *args, uint32_t task)
     const uint32_t group_end = a->group_first + kvf_observe_heads(a);
     if (c.first >= c.end)
         return;
-    row_scale scales[KVF_OBSERVE_ROWS_MAX];
+    query_scale scales[KVF_OBSERVE_QUERIES_MAX];
     for (uint32_t g = a->group_first; g < group_end && !a->is_raw; g++)
         for (uint32_t w = 0; w < a->window; w++)
             scales[g * a->window + w] = merge_chunks(a, &c, g, w);

@@ -3,10 +3,10 @@
 /*
  * Attention of the last queries over many keys, vectorised. Bound: the multiply-adds of q.k, twice.
  *
- * Knows nothing of policies. Rows are (head of the group, window query), blocks of TILE_QUERIES of
- * them run over all spans of the chunk. A tile is the live tokens of a span, or of as many short
- * ones as fit; spans that no row sees are passed over. Exactness: fp32 products and sums,
- * exponentials to 3e-7; row maxima are stored in natural units, rounded to fp32.
+ * Knows nothing of policies. Queries are (head of the group, window query), tiles of TILE_QUERIES
+ * of them run over all spans of the chunk. A tile is the live tokens of a span, or of as many short
+ * ones as fit; spans that no query sees are passed over. Exactness: fp32 products and sums,
+ * exponentials to 3e-7; maxima are stored in natural units, rounded to fp32.
  */
 
 #include <math.h>
@@ -27,15 +27,15 @@ typedef struct tile {
     query_strips q;
     _Alignas(64) float keys[TILE_KEYS * KVF_HEAD_DIM_MAX]; /* see panels_put_keys */
     tile_scores s;
-    uint32_t rows;
+    uint32_t queries;
     uint32_t keys_live;
     const void *key[TILE_KEYS];     /* of live tokens */
     uint32_t index[TILE_KEYS];      /* of the tokens */
     uint32_t place[TILE_KEYS];      /* among the scores of the chunk */
     uint32_t visible[TILE_QUERIES]; /* the first ones of the keys */
     uint32_t limit[TILE_QUERIES];
-    uint32_t limit_top; /* no row sees a token beyond */
-    uint32_t limit_low; /* every row sees the tokens up to here */
+    uint32_t limit_top; /* no query sees a token beyond */
+    uint32_t limit_low; /* every query sees the tokens up to here */
 } tile;
 
 static chunk chunk_of(const kvf_observe_args *a, uint32_t task)
@@ -47,36 +47,36 @@ static chunk chunk_of(const kvf_observe_args *a, uint32_t task)
     return c;
 }
 
-/* Rows are numbered over the heads that take part. */
-static uint32_t head_of(const kvf_observe_args *a, uint32_t row)
+/* Queries are numbered over the heads that take part. */
+static uint32_t head_of(const kvf_observe_args *a, uint32_t query)
 {
-    return a->group_first + row / a->window;
+    return a->group_first + query / a->window;
 }
 
-/* Where statistics of row 0 are. */
+/* Where statistics of query 0 are. */
 static size_t stats_at(const kvf_observe_args *a, uint32_t task)
 {
     return ((size_t)task * a->group + a->group_first) * a->window;
 }
 
-/* Rows first .. first + rows - 1 of the flattened (g, w). */
+/* Queries first .. first + queries - 1 of the flattened (g, w). */
 static void load_queries(tile *t, const kvf_observe_args *a, const chunk *c, uint32_t first,
-                         uint32_t rows)
+                         uint32_t queries)
 {
     const float unit = a->is_raw ? 1.0f : a->scale * KVF_LOG2E;
-    t->rows = rows;
+    t->queries = queries;
     t->limit_top = 0;
     t->limit_low = UINT32_MAX;
-    for (uint32_t r = 0; r < rows; r++) {
+    for (uint32_t r = 0; r < queries; r++) {
         const uint32_t w = (first + r) % a->window;
-        const size_t at = ((size_t)kvf_observe_row(a, w) * a->kv_heads + c->head) * a->group +
+        const size_t at = ((size_t)kvf_observe_place(a, w) * a->kv_heads + c->head) * a->group +
                           head_of(a, first + r);
         strips_put(&t->q, r, kvf_offset(a->q, at * kvf_key_bytes(&a->shape)), &a->shape, unit);
         t->limit[r] = a->limit ? a->limit[w] : a->limit_first + w;
         t->limit_top = kvf_max_u32(t->limit_top, t->limit[r]);
         t->limit_low = kvf_min_u32(t->limit_low, t->limit[r]);
     }
-    strips_finish(&t->q, rows, &a->shape);
+    strips_finish(&t->q, queries, &a->shape);
 }
 
 /* Live tokens of span `i`, after those of the tile. */
@@ -89,14 +89,14 @@ static void add_span(tile *t, const kvf_observe_args *a, const chunk *c, uint32_
     if (index < a->token_first)
         live &= ~kvf_live_bits(kvf_min_u32(a->token_first - index, 64), 0);
     for (; live && index <= t->limit_top; live &= live - 1) {
-        const uint32_t row = (uint32_t)__builtin_ctzll(live), n = t->keys_live++;
-        t->key[n] = kvf_page_key(&a->shape, sp->page, row);
-        t->index[n] = index + row;
-        t->place[n] = (i - c->first) * a->shape.page_size + row;
+        const uint32_t token = (uint32_t)__builtin_ctzll(live), n = t->keys_live++;
+        t->key[n] = kvf_page_key(&a->shape, sp->page, token);
+        t->index[n] = index + token;
+        t->place[n] = (i - c->first) * a->shape.page_size + token;
     }
 }
 
-/* Whether span `i` may follow what the tile has: what a row sees must come first. */
+/* Whether span `i` may follow what the tile has: what a query sees must come first. */
 static bool fits(const tile *t, const kvf_observe_args *a, const chunk *c, uint32_t i)
 {
     const uint32_t page_size = a->shape.page_size;
@@ -109,7 +109,7 @@ static bool fits(const tile *t, const kvf_observe_args *a, const chunk *c, uint3
     return index > last || (last <= t->limit_low && index + page_size - 1 <= t->limit_low);
 }
 
-/* Logits, in units of ln 2, of the tile's rows against the live tokens of the spans from `first`
+/* Logits, in units of ln 2, of the tile's queries against the live tokens of the spans from `first`
  * on. Returns the span after them. */
 KVF_ALWAYS_INLINE uint32_t spans_logits(tile *t, const kvf_observe_args *a, const chunk *c,
                                         uint32_t first, const kvf_dtype dtype)
@@ -121,10 +121,10 @@ KVF_ALWAYS_INLINE uint32_t spans_logits(tile *t, const kvf_observe_args *a, cons
     if (t->keys_live == 0)
         return next;
     panels_put_keys(t->keys, t->key, t->keys_live, &a->shape, dtype);
-    tile_logits(&t->s, &t->q, t->keys, 0, t->rows, t->keys_live, a->shape.head_dim);
-    for (uint32_t r = 0; a->cap > 0.0f && !a->is_raw && r < t->rows; r++)
+    tile_logits(&t->s, &t->q, t->keys, 0, t->queries, t->keys_live, a->shape.head_dim);
+    for (uint32_t r = 0; a->cap > 0.0f && !a->is_raw && r < t->queries; r++)
         cap_logits(t->s.at[r], t->keys_live, a->cap * KVF_LOG2E);
-    for (uint32_t r = 0; r < t->rows; r++) {
+    for (uint32_t r = 0; r < t->queries; r++) {
         uint32_t seen = t->keys_live;
         while (seen > 0 && t->index[seen - 1] > t->limit[r])
             seen--;
@@ -142,18 +142,18 @@ static uint32_t any_spans_logits(tile *t, const kvf_observe_args *a, const chunk
     return spans_logits(t, a, c, first, KVF_FP32);
 }
 
-static void stats_rows(tile *t, const kvf_observe_args *a, const chunk *c, uint32_t task,
-                       uint32_t first, uint32_t rows)
+static void stats_queries(tile *t, const kvf_observe_args *a, const chunk *c, uint32_t task,
+                          uint32_t first, uint32_t queries)
 {
     float top[TILE_QUERIES], sum[TILE_QUERIES];
-    for (uint32_t r = 0; r < rows; r++) {
+    for (uint32_t r = 0; r < queries; r++) {
         top[r] = -INFINITY;
         sum[r] = 0.0f;
     }
-    load_queries(t, a, c, first, rows);
+    load_queries(t, a, c, first, queries);
     for (uint32_t i = c->first; i < c->end;) {
         i = any_spans_logits(t, a, c, i);
-        for (uint32_t r = 0; r < rows && t->keys_live; r++) {
+        for (uint32_t r = 0; r < queries && t->keys_live; r++) {
             const float found = logits_mask_top(t->s.at[r], t->visible[r], t->keys_live);
             if (found > top[r]) {
                 sum[r] *= top[r] == -INFINITY ? 0.0f : exp2_one(top[r] - found);
@@ -164,9 +164,9 @@ static void stats_rows(tile *t, const kvf_observe_args *a, const chunk *c, uint3
         }
     }
     const size_t at = stats_at(a, task) + first;
-    for (uint32_t r = 0; r < rows; r++) {
-        a->row_max[at + r] = top[r] == -INFINITY ? -INFINITY : top[r] * KVF_LN2;
-        a->row_sum[at + r] = sum[r];
+    for (uint32_t r = 0; r < queries; r++) {
+        a->query_max[at + r] = top[r] == -INFINITY ? -INFINITY : top[r] * KVF_LN2;
+        a->query_sum[at + r] = sum[r];
     }
 }
 
@@ -174,20 +174,21 @@ void KVF_SIMD_NAME(observe_stats)(const void *args, uint32_t task)
 {
     const kvf_observe_args *a = args;
     const chunk c = chunk_of(a, task);
-    const uint32_t rows = kvf_observe_heads(a) * a->window, most = tile_queries(a->shape.head_dim);
+    const uint32_t queries = kvf_observe_heads(a) * a->window,
+                   most = tile_queries(a->shape.head_dim);
     tile t;
     if (c.first >= c.end)
         return;
-    for (uint32_t first = 0; first < rows; first += most)
-        stats_rows(&t, a, &c, task, first, kvf_min_u32(most, rows - first));
+    for (uint32_t first = 0; first < queries; first += most)
+        stats_queries(&t, a, &c, task, first, kvf_min_u32(most, queries - first));
 }
 
-/* A row's part of a score: a logit x gives share * e^(x - base), a product itself weight * x. */
-typedef struct row_shares {
+/* A query's part of a score: a logit x gives share * e^(x - base), a product itself weight * x. */
+typedef struct query_shares {
     float base[TILE_QUERIES];   /* the maximum, in units of ln 2 */
     float share[TILE_QUERIES];  /* of a weight in the score */
     float weight[TILE_QUERIES]; /* of a product */
-} row_shares;
+} query_shares;
 
 static float unit_of(const kvf_observe_args *a, uint32_t w)
 {
@@ -197,14 +198,14 @@ static float unit_of(const kvf_observe_args *a, uint32_t w)
     return unit;
 }
 
-/* Statistics merged over chunks, in order, for rows first .. first + rows - 1. */
-static void merge_chunks(const kvf_observe_args *a, const chunk *c, uint32_t first, uint32_t rows,
-                         row_shares *s)
+/* Statistics merged over chunks, in order, for queries first .. first + queries - 1. */
+static void merge_chunks(const kvf_observe_args *a, const chunk *c, uint32_t first,
+                         uint32_t queries, query_shares *s)
 {
     const uint32_t chunks = kvf_div_ceil_u32(a->span_count[c->head], KVF_OBSERVE_SPANS);
     const size_t stride = (size_t)a->group * a->window;
     const size_t at = stats_at(a, c->head * c->chunks_max) + first;
-    for (uint32_t r = 0; r < rows; r++) {
+    for (uint32_t r = 0; r < queries; r++) {
         const float sink = kvf_observe_sink(a, c->head, head_of(a, first + r));
         float top = sink, sum = 0.0f;
         const float unit = unit_of(a, (first + r) % a->window);
@@ -212,21 +213,21 @@ static void merge_chunks(const kvf_observe_args *a, const chunk *c, uint32_t fir
         if (a->is_raw)
             continue;
         for (uint32_t i = 0; i < chunks; i++) {
-            const float x = a->row_max[at + i * stride + r];
+            const float x = a->query_max[at + i * stride + r];
             top = x > top ? x : top;
         }
         if (sink > -INFINITY)
             sum = exp2_one((sink - top) * KVF_LOG2E);
         for (uint32_t i = 0; i < chunks && top > -INFINITY; i++)
-            sum += a->row_sum[at + i * stride + r] *
-                   exp2_one((a->row_max[at + i * stride + r] - top) * KVF_LOG2E);
+            sum += a->query_sum[at + i * stride + r] *
+                   exp2_one((a->query_max[at + i * stride + r] - top) * KVF_LOG2E);
         s->base[r] = top > -INFINITY ? top * KVF_LOG2E : 0.0f;
         s->share[r] = sum > 0.0f ? unit / sum : 0.0f;
     }
 }
 
-/* Adds what one row looks at to sum[0 .. keys_live). */
-KVF_ALWAYS_INLINE void add_row(tile *t, const row_shares *shares, uint32_t r, float *sum)
+/* Adds what one query looks at to sum[0 .. keys_live). */
+KVF_ALWAYS_INLINE void add_query(tile *t, const query_shares *shares, uint32_t r, float *sum)
 {
     float *s = t->s.at[r];
     for (uint32_t j = t->visible[r]; j < kvf_round_up(t->keys_live, VF_LANES); j++)
@@ -240,30 +241,31 @@ KVF_ALWAYS_INLINE void add_row(tile *t, const row_shares *shares, uint32_t r, fl
 }
 
 /* The same for products themselves. */
-static void add_raw_row(const tile *t, const row_shares *shares, uint32_t r, float *sum)
+static void add_raw_query(const tile *t, const query_shares *shares, uint32_t r, float *sum)
 {
     const float *s = t->s.at[r];
     for (uint32_t j = 0; j < t->visible[r]; j++)
         sum[j] += s[j] * shares->weight[r];
 }
 
-/* Adds what rows first .. first + rows - 1 look at to out[(span - c->first) * page_size + token].
+/* Adds what queries first .. first + queries - 1 look at to out[(span - c->first) * page_size +
+ * token].
  */
-static void score_rows(tile *t, const kvf_observe_args *a, const chunk *c, uint32_t first,
-                       uint32_t rows, float *out)
+static void score_queries(tile *t, const kvf_observe_args *a, const chunk *c, uint32_t first,
+                          uint32_t queries, float *out)
 {
-    row_shares shares;
-    merge_chunks(a, c, first, rows, &shares);
-    load_queries(t, a, c, first, rows);
+    query_shares shares;
+    merge_chunks(a, c, first, queries, &shares);
+    load_queries(t, a, c, first, queries);
     for (uint32_t i = c->first; i < c->end;) {
         i = any_spans_logits(t, a, c, i);
         float sum[TILE_KEYS] = {0.0f};
         if (a->is_raw)
-            for (uint32_t r = 0; r < rows && t->keys_live; r++)
-                add_raw_row(t, &shares, r, sum);
+            for (uint32_t r = 0; r < queries && t->keys_live; r++)
+                add_raw_query(t, &shares, r, sum);
         else
-            for (uint32_t r = 0; r < rows && t->keys_live; r++)
-                add_row(t, &shares, r, sum);
+            for (uint32_t r = 0; r < queries && t->keys_live; r++)
+                add_query(t, &shares, r, sum);
         for (uint32_t j = 0; j < t->keys_live; j++)
             out[t->place[j]] += sum[j];
     }
@@ -283,7 +285,7 @@ void KVF_SIMD_NAME(observe_score)(const void *args, uint32_t task)
     const int by_head = a->group_reduce == KVF_GROUP_MAX;
     const uint32_t most = tile_queries(a->shape.head_dim);
     const uint32_t all = kvf_observe_heads(a) * a->window;
-    const uint32_t part = by_head ? a->window : all; /* rows that are summed */
+    const uint32_t part = by_head ? a->window : all; /* queries that are summed */
     float total[KVF_OBSERVE_SPANS * KVF_PAGE_SIZE_MAX];
     tile t;
     if (c.first >= c.end)
@@ -297,8 +299,8 @@ void KVF_SIMD_NAME(observe_score)(const void *args, uint32_t task)
         if (by_head)
             memset(head_sum, 0, tokens * sizeof *head_sum);
         for (uint32_t first = begin; first < begin + part; first += most)
-            score_rows(&t, a, &c, first, kvf_min_u32(most, begin + part - first),
-                       by_head ? head_sum : to);
+            score_queries(&t, a, &c, first, kvf_min_u32(most, begin + part - first),
+                          by_head ? head_sum : to);
         if (by_head)
             take_larger(head_sum, to, tokens, begin == 0);
     }

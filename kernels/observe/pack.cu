@@ -6,9 +6,9 @@
  * Knows nothing of scores. Grid: (PARTS, KV heads). The reference merges entry by entry, a
  * block THREADS at a time: the thread of step d of a merge finds by bisection how many of
  * the d entries before it come from either run, and a running sum over the block gives the places
- * of live entries. Every block of a head follows the whole merge and moves the rows of every
+ * of live entries. Every block of a head follows the whole merge and moves the tokens of every
  * PARTS-th round; the first one writes indices and bits as well, so no two write the same. Bound:
- * the rows taken, read and written once, over the link where pages are not resident. Exact.
+ * the tokens taken, read and written once, over the link where pages are not resident. Exact.
  */
 
 #include "common/convert.h"
@@ -56,13 +56,13 @@ static __device__ __forceinline__ uint32_t merge_split(uint32_t d, uint32_t n, u
     return low;
 }
 
-static __device__ __forceinline__ const char *old_row(const packing *k, uint32_t entry)
+static __device__ __forceinline__ const char *old_entry(const packing *k, uint32_t entry)
 {
     const kvf_paging *p = &k->a->paging;
     return kvf_store_token(p, k->a->row->store, k->head, entry);
 }
 
-static __device__ __forceinline__ char *new_row(const packing *k, uint32_t entry)
+static __device__ __forceinline__ char *new_entry(const packing *k, uint32_t entry)
 {
     const kvf_paging *p = &k->a->paging;
     KVF_ASSERT(entry < kvf_store_tokens(p));
@@ -84,9 +84,9 @@ static __device__ __forceinline__ uint32_t page_token(const packing *k, uint32_t
            position % tokens;
 }
 
-/* The entry of step d of the merge of old and new tokens: its token and key row, NULL if dead. */
-static __device__ const char *merged_row(const packing *k, uint32_t d, uint32_t *token,
-                                         bool *is_of_page)
+/* The entry of step d of the merge of old and new tokens: its token and key, NULL if dead. */
+static __device__ const char *merged_entry(const packing *k, uint32_t d, uint32_t *token,
+                                           bool *is_of_page)
 {
     const kvf_pack_args *a = k->a;
     const uint32_t tokens = kvf_cover_tokens(&a->paging, a->resident);
@@ -98,7 +98,7 @@ static __device__ const char *merged_row(const packing *k, uint32_t d, uint32_t 
     *is_of_page = i == k->split || (j < others && old_token(k, i) >= page_token(k, j));
     if (!*is_of_page) {
         *token = old_token(k, i);
-        return *token == UINT32_MAX ? NULL : old_row(k, (uint32_t)k->ids[i]);
+        return *token == UINT32_MAX ? NULL : old_entry(k, (uint32_t)k->ids[i]);
     }
     const uint32_t position = (uint32_t)k->ids[k->split + j], t = position % tokens;
     const kvf_span *span = &a->spans[(size_t)k->head * a->spans_max + position / tokens];
@@ -118,15 +118,15 @@ static __device__ void add_entries(packing *k, shared_state *s, uint32_t steps, 
         const char *from = NULL;
         if (d < steps && is_sink) {
             token = k->old_index[d];
-            from = old_row(k, d);
+            from = old_entry(k, d);
         } else if (d < steps) {
-            from = merged_row(k, d, &token, &is_of_page);
+            from = merged_entry(k, d, &token, &is_of_page);
         }
         const uint32_t place = kvf_block_scan(from != NULL, &more, s->scratch);
         if (from) {
             const uint32_t entry = k->new_count + place;
             s->moves[place].from = from;
-            s->moves[place].to = new_row(k, entry);
+            s->moves[place].to = new_entry(k, entry);
             s->moves[place].also = NULL;
             if (blockIdx.x == 0)
                 k->new_index[entry] = token;

@@ -24,7 +24,7 @@ typedef struct packing {
     uint64_t bytes; /* read from host pages */
 } packing;
 
-static const char *old_row(const packing *k, uint32_t entry)
+static const char *old_entry(const packing *k, uint32_t entry)
 {
     const kvf_paging *p = &k->a->paging;
     return kvf_store_token(p, k->a->row->store, k->head, entry);
@@ -40,8 +40,8 @@ static void add_entry(packing *k, uint32_t token, const char *from)
     k->new_index[e] = token;
 }
 
-/* The key row of a position among the spans; NULL if there is no live token. */
-static const char *row_at(const packing *k, int32_t position, uint32_t *token)
+/* The key of a position among the spans; NULL if there is no live token. */
+static const char *key_at(const packing *k, int32_t position, uint32_t *token)
 {
     const kvf_pack_args *a = k->a;
     const uint32_t tokens = kvf_cover_tokens(&a->paging, a->resident);
@@ -67,16 +67,16 @@ static void add_chosen(packing *k)
     uint32_t i = 0, j = split;
     while (i < split || j < count) {
         uint32_t token = UINT32_MAX, unused;
-        const char *page_row = j < count ? row_at(k, ids[j], &token) : NULL;
-        if (j < count && !page_row) {
+        const char *page_key = j < count ? key_at(k, ids[j], &token) : NULL;
+        if (j < count && !page_key) {
             j++;
-        } else if (i < split && !row_at(k, ids[i], &unused)) {
+        } else if (i < split && !key_at(k, ids[i], &unused)) {
             i++;
         } else if (i < split && (j == count || k->old_index[ids[i]] < token)) {
-            add_entry(k, k->old_index[ids[i]], old_row(k, (uint32_t)ids[i]));
+            add_entry(k, k->old_index[ids[i]], old_entry(k, (uint32_t)ids[i]));
             i++;
         } else {
-            add_entry(k, token, page_row);
+            add_entry(k, token, page_key);
             k->bytes += a->resident ? 0 : kvf_token_bytes(&a->paging.shape);
             j++;
         }
@@ -120,7 +120,7 @@ void kvf_pack_ref(const void *args, uint32_t task)
                  .new_index = a->store_index + task * stride};
     KVF_ASSERT(k.sink <= k.old_count);
     for (uint32_t e = 0; e < k.sink; e++)
-        add_entry(&k, k.old_index[e], old_row(&k, e));
+        add_entry(&k, k.old_index[e], old_entry(&k, e));
     add_chosen(&k);
     refresh_bits(&k);
     a->store_count[task] = k.new_count;

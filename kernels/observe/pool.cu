@@ -3,9 +3,9 @@
 /*
  * Smoothing of scores along tokens, on the GPU. Knows nothing of heads.
  *
- * A thread per score, grid (count / 256, rows). Bound: 4 bytes read and 4 written per score; the
+ * A thread per score, grid (count / 256, vectors). Bound: 4 bytes read and 4 written per score; the
  * other width - 1 reads of a window come from the first-level cache. Exactness: the maximum has the
- * bits of pool_ref.c; the average is an fp32 sum in the order of the row.
+ * bits of pool_ref.c; the average is an fp32 sum in the order of the vector.
  */
 
 #include <math.h>
@@ -16,7 +16,8 @@
 
 #define THREADS 256u
 
-static __global__ void __launch_bounds__(THREADS) pool_row(const __grid_constant__ kvf_pool_args a)
+static __global__ void __launch_bounds__(THREADS)
+    pool_vector(const __grid_constant__ kvf_pool_args a)
 {
     const uint32_t j = blockIdx.x * THREADS + threadIdx.x, half_width = a.width / 2;
     if (j >= a.count)
@@ -44,8 +45,8 @@ static __global__ void __launch_bounds__(THREADS) pool_row(const __grid_constant
 extern "C" int kvf_pool_cuda(const void *args, uint32_t, void *stream)
 {
     const kvf_pool_args *a = (const kvf_pool_args *)args;
-    if (a->rows == 0 || a->count == 0)
+    if (a->vectors == 0 || a->count == 0)
         return cudaSuccess;
-    return kvf_cuda_launch<pool_row>(dim3(kvf_div_ceil_u32(a->count, THREADS), a->rows),
-                                     dim3(THREADS), 0, (cudaStream_t)stream, *a);
+    return kvf_cuda_launch<pool_vector>(dim3(kvf_div_ceil_u32(a->count, THREADS), a->vectors),
+                                        dim3(THREADS), 0, (cudaStream_t)stream, *a);
 }

@@ -2,7 +2,7 @@
 
 /*
  * Smoothing of scores along tokens, the specification. Knows nothing of heads. Windows are centred;
- * outside the row there is zero for the average, which always divides by the full width, and
+ * outside the vector there is zero for the average, which always divides by the full width, and
  * nothing for the maximum. The score that is there already is read only if it is combined with it.
  */
 

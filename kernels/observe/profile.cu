@@ -3,16 +3,17 @@
 /*
  * The shape of attention over tokens, on the GPU: entropy, mass of the largest, variance.
  *
- * Knows nothing of heads or layers. One block per row, of 128 to 1024 threads by the length of
- * rows. One turn for the sum; a radix selection over the bits of positive numbers, 11 + 11 + 9,
+ * Knows nothing of heads or layers. One block per vector, of 128 to 1024 threads by the length of
+ * vectors. One turn for the sum; a radix selection over the bits of positive numbers, 11 + 11 + 9,
  * for the last value among the largest, which ends early when a bin is taken whole; and a last turn
  * for the three figures.
  *
- * Bound: a row is read once from memory and 3 to 4 times more from the caches; one logarithm and
- * one division per score. 32 rows of 16384 are 2 MiB: launch and barriers, about 12, are the time.
+ * Bound: a vector is read once from memory and 3 to 4 times more from the caches; one logarithm and
+ * one division per score. 32 vectors of 16384 are 2 MiB: launch and barriers, about 12, are the
+ * time.
  *
  * Exactness: what belongs to the largest is decided on integers. Sums are in fp32, of a thread's
- * scores in order and then over threads as a tree, which depends on the length of rows only.
+ * scores in order and then over threads as a tree, which depends on the length of vectors only.
  */
 
 #include <math.h>
@@ -45,13 +46,13 @@ static __device__ __forceinline__ float positive(float x)
     return x > 0.0f ? x : 0.0f;
 }
 
-/* Scores of i, i + step, ...; 0 after the row. All loads come before the first use. */
-static __device__ __forceinline__ void load(float x[ITEMS], const float *__restrict__ row,
+/* Scores of i, i + step, ...; 0 after the vector. All loads come before the first use. */
+static __device__ __forceinline__ void load(float x[ITEMS], const float *__restrict__ vector,
                                             uint32_t i, uint32_t count)
 {
 #pragma unroll
     for (uint32_t k = 0; k < ITEMS; k++)
-        x[k] = i + k * blockDim.x < count ? positive(row[i + k * blockDim.x]) : 0.0f;
+        x[k] = i + k * blockDim.x < count ? positive(vector[i + k * blockDim.x]) : 0.0f;
 }
 
 static __device__ __forceinline__ float warp_add(float x)
@@ -77,7 +78,7 @@ static __device__ __forceinline__ float collect(const float *part)
 }
 
 /* Bins are zero before and after. */
-static __device__ edge find_edge(state *s, const float *__restrict__ row, uint32_t count,
+static __device__ edge find_edge(state *s, const float *__restrict__ vector, uint32_t count,
                                  uint32_t wanted)
 {
     uint32_t prefix = 0, mask = 0;
@@ -86,7 +87,7 @@ static __device__ edge find_edge(state *s, const float *__restrict__ row, uint32
         const uint32_t digits = (1u << bits) - 1;
         for (uint32_t i = threadIdx.x; i < count; i += ITEMS * blockDim.x) {
             float x[ITEMS];
-            load(x, row, i, count);
+            load(x, vector, i, count);
 #pragma unroll
             for (uint32_t k = 0; k < ITEMS; k++) {
                 const uint32_t key = kvf_float_bits(x[k]);
@@ -107,15 +108,15 @@ static __device__ edge find_edge(state *s, const float *__restrict__ row, uint32
 }
 
 static __global__ void __launch_bounds__(THREADS_MAX, 1)
-    profile_row(const __grid_constant__ kvf_profile_args a)
+    profile_vector(const __grid_constant__ kvf_profile_args a)
 {
-    const float *row = a.scores + (size_t)blockIdx.x * a.stride;
+    const float *vector = a.scores + (size_t)blockIdx.x * a.stride;
     float *out = a.out + (size_t)blockIdx.x * KVF_PROFILE_VALUES;
     state *s = (state *)kvf_shared();
     float sum = 0.0f, entropy = 0.0f, mass = 0.0f, squares = 0.0f;
     for (uint32_t i = threadIdx.x; i < a.count; i += ITEMS * blockDim.x) {
         float x[ITEMS];
-        load(x, row, i, a.count);
+        load(x, vector, i, a.count);
 #pragma unroll
         for (uint32_t k = 0; k < ITEMS; k++)
             sum += x[k];
@@ -131,10 +132,10 @@ static __global__ void __launch_bounds__(THREADS_MAX, 1)
     }
     edge e = {INFINITY, 0};
     if (a.top && a.count)
-        e = find_edge(s, row, a.count, kvf_min_u32(a.top, a.count));
+        e = find_edge(s, vector, a.count, kvf_min_u32(a.top, a.count));
     for (uint32_t i = threadIdx.x; i < a.count; i += ITEMS * blockDim.x) {
         float x[ITEMS];
-        load(x, row, i, a.count);
+        load(x, vector, i, a.count);
 #pragma unroll
         for (uint32_t k = 0; k < ITEMS; k++) {
             const float share = x[k] / total, distance = share - mean;
@@ -163,6 +164,6 @@ extern "C" int kvf_profile_cuda(const void *args, uint32_t, void *stream)
     uint32_t threads = THREADS_MIN;
     while (threads < THREADS_MAX && threads * ITEMS < a->count)
         threads *= 2;
-    return kvf_cuda_launch<profile_row>(dim3(a->rows), dim3(threads), sizeof(state),
-                                        (cudaStream_t)stream, *a);
+    return kvf_cuda_launch<profile_vector>(dim3(a->vectors), dim3(threads), sizeof(state),
+                                           (cudaStream_t)stream, *a);
 }

@@ -171,8 +171,8 @@ static void carve_cover(kvf_kv_group *kv_group, kvf_carver *k)
     KVF_CARVE(k, t->cover.count, taken);
     KVF_CARVE(k, t->cover.take, taken);
     KVF_CARVE(k, t->cover.limit, taken ? p->query_window : 0);
-    KVF_CARVE(k, t->tokens.row_max, seen, chunks, p->group, d->observe_max);
-    KVF_CARVE(k, t->tokens.row_sum, seen, chunks, p->group, d->observe_max);
+    KVF_CARVE(k, t->tokens.query_max, seen, chunks, p->group, d->observe_max);
+    KVF_CARVE(k, t->tokens.query_sum, seen, chunks, p->group, d->observe_max);
     KVF_CARVE(k, t->tokens.score, seen, d->cover_max, p->block_size);
     KVF_CARVE(k, t->tokens.work, taken, d->cover_max, p->block_size);
     KVF_CARVE(k, t->tokens.ids, taken, d->tokens_max);

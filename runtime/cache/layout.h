@@ -92,8 +92,8 @@ typedef struct kvf_cover_tables {
 
 /* Tokens of that row: their scores, and the best. */
 typedef struct kvf_token_tables {
-    float *row_max;    /* [kv_heads, chunks of spans, group * observe_max] */
-    float *row_sum;    /* the same */
+    float *query_max;  /* [kv_heads, chunks of spans, group * observe_max] */
+    float *query_sum;  /* the same */
     float *score;      /* [kv_heads, cover_max, block_size] at most */
     uint32_t *work;    /* likewise */
     int32_t *ids;      /* [kv_heads, tokens_max of dims] */

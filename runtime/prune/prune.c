@@ -210,7 +210,7 @@ static kvf_status enqueue_logits(kvf_prune *prune, const kvf_prune_slot *slot,
     return kvf_sequence_scores(prune->cache, slot->sequence, &args, prune->work, stream);
 }
 
-/* The kernel writes rows of three floats. */
+/* The kernel writes three floats per head. */
 _Static_assert(sizeof(kvf_prune_profile) == KVF_PROFILE_VALUES * sizeof(float), "no padding");
 _Static_assert(offsetof(kvf_prune_profile, entropy) == 0, "first");
 _Static_assert(offsetof(kvf_prune_profile, mass) == sizeof(float), "second");
@@ -220,7 +220,7 @@ _Static_assert(offsetof(kvf_prune_profile, variance) == 2 * sizeof(float), "thir
 static kvf_status enqueue_profile(kvf_prune *prune, uint32_t candidates, kvf_stream *stream)
 {
     const kvf_prune_settings *settings = &prune->config.settings;
-    const kvf_profile_args args = {.rows = prune->shape.query_heads,
+    const kvf_profile_args args = {.vectors = prune->shape.query_heads,
                                    .stride = candidates,
                                    .count = candidates,
                                    .top = kvf_share_count(candidates + settings->window,

@@ -46,8 +46,8 @@ kvf_observe_args kvf_step_observe_args(const kvf_step *step, uint32_t resident)
                               .spans = t->cover.spans,
                               .span_index = t->cover.span_index,
                               .span_count = t->cover.span_count,
-                              .row_max = t->tokens.row_max,
-                              .row_sum = t->tokens.row_sum,
+                              .query_max = t->tokens.query_max,
+                              .query_sum = t->tokens.query_sum,
                               .sinks = kvf_step_attention(step)->sinks,
                               .score = t->tokens.score};
 }

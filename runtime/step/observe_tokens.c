@@ -4,10 +4,10 @@
  * Part of retain.h. How much queries look at the tokens of a layer: attention per query head,
  * pooled, then reduced over the group.
  *
- * Knows no policy. Statistics of rows are taken for all heads of the group at once; scores head by
- * head, each into the same [kv_heads, tokens] buffer, because pooling comes before the reduction.
- * Where nothing is pooled and nobody wants single heads, the kernel reduces by itself. Memory is
- * that buffer and what the caller gives, whatever the number of queries.
+ * Knows no policy. Statistics of queries are taken for all heads of the group at once; scores head
+ * by head, each into the same [kv_heads, tokens] buffer, because pooling comes before the
+ * reduction. Where nothing is pooled and nobody wants single heads, the kernel reduces by itself.
+ * Memory is that buffer and what the caller gives, whatever the number of queries.
  */
 
 #include "addressable.h"
@@ -145,11 +145,11 @@ static kvf_status score_member(scoring *s, uint32_t member)
     return KVF_OK;
 }
 
-/* token_score of the candidates to rows of `out`, `stride` apart. */
+/* token_score of the candidates, head by head, to `out`, `stride` apart. */
 static kvf_pool_args pool_args(const scoring *s, float *out, size_t stride)
 {
     const kvf_kv_group *kv_group = s->step->kv_group;
-    return (kvf_pool_args){.rows = kv_group->config.kv_heads,
+    return (kvf_pool_args){.vectors = kv_group->config.kv_heads,
                            .stride = kvf_token_stride(kv_group, 0),
                            .count = s->args->candidates - s->args->begin,
                            .width = 1,

@@ -14,11 +14,11 @@
 #include "select.h"
 #include "static_set.h"
 
-/* Rows of scores [kv_heads, length] into token_score, whose rows are longer. */
+/* Scores [kv_heads, length] into token_score, whose stride is longer. */
 static kvf_status put_scores(kvf_step *step, const float *scores)
 {
     const kvf_kv_group *kv_group = step->kv_group;
-    const kvf_pool_args args = {.rows = kv_group->config.kv_heads,
+    const kvf_pool_args args = {.vectors = kv_group->config.kv_heads,
                                 .stride = step->row_host->length,
                                 .count = step->row_host->length,
                                 .width = 1,

@@ -575,8 +575,8 @@ void check_prefill(check *c)
 }
 
 typedef struct observe_buffers {
-    float *row_max;
-    float *row_sum;
+    float *query_max;
+    float *query_sum;
     float *score;
 } observe_buffers;
 
@@ -586,8 +586,8 @@ static observe_buffers observe_run(check *c, kvf_observe_args *a, const kvf_kern
     const size_t stats = a->kv_heads * chunks * a->group * a->window;
     const size_t scores = (size_t)a->kv_heads * a->spans_max * a->shape.page_size;
     observe_buffers b;
-    b.row_max = a->row_max = check_out(c, stats * sizeof(float));
-    b.row_sum = a->row_sum = check_out(c, stats * sizeof(float));
+    b.query_max = a->query_max = check_out(c, stats * sizeof(float));
+    b.query_sum = a->query_sum = check_out(c, stats * sizeof(float));
     b.score = a->score = check_out(c, scores * sizeof(float));
     for (size_t i = 0; a->accumulates && i < scores; i++)
         b.score[i] = (float)(i % 7);
@@ -618,9 +618,10 @@ static void observe_compare(check *c, const kvf_observe_args *a, const observe_b
                        all * product + all * largest / (double)a->scale * 0x1p-20, sums);
         return;
     }
-    check_elements(c, "row_max", got->row_max, want->row_max, KVF_FP32, stats, logit, 0x1p-22);
+    check_elements(c, "query_max", got->query_max, want->query_max, KVF_FP32, stats, logit,
+                   0x1p-22);
     if (logit < 0.01)
-        check_elements(c, "row_sum", got->row_sum, want->row_sum, KVF_FP32, stats, 0.0,
+        check_elements(c, "query_sum", got->query_sum, want->query_sum, KVF_FP32, stats, 0.0,
                        4.0 * logit + 1e-4);
     const double top = b->logit / 0x1p-22;
     const double each = 2.0 * b->out;

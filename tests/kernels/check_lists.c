@@ -185,15 +185,15 @@ void check_pool(check *c)
         kvf_pool_args a = {.count = counts[i / 12], .average = i % 2, .width = 2 * (i / 2 % 6) + 1};
         if (!check_begin(c))
             continue;
-        a.rows = 1 + check_below(c, 3);
+        a.vectors = 1 + check_below(c, 3);
         a.stride = a.count + check_below(c, 4);
         a.out_stride = check_below(c, 2) ? a.count + check_below(c, 4) : 0;
         a.combine = (kvf_pool_combine)check_below(c, 3);
         a.scale = check_below(c, 2) ? 0.25f + (float)check_below(c, 3) : 0.0f;
-        check_describe(c, "rows=%u count=%u width=%u average=%u combine=%d scale=%g", a.rows,
+        check_describe(c, "vectors=%u count=%u width=%u average=%u combine=%d scale=%g", a.vectors,
                        a.count, a.width, a.average, (int)a.combine, (double)a.scale);
-        const size_t all = (size_t)a.rows * a.stride;
-        const size_t written = (size_t)a.rows * (a.out_stride ? a.out_stride : a.stride);
+        const size_t all = (size_t)a.vectors * a.stride;
+        const size_t written = (size_t)a.vectors * (a.out_stride ? a.out_stride : a.stride);
         float *in = check_in(c, all * sizeof *in);
         fill_scores(c, in, all, a.average ? 0 : check_below(c, 8));
         a.in = in;

@@ -102,19 +102,19 @@ static void profile_case(check *c, uint32_t count, uint32_t top, uint32_t data)
     char what[96];
     if (!check_begin(c))
         return;
-    a.rows = 1 + check_below(c, 3);
+    a.vectors = 1 + check_below(c, 3);
     a.stride = count + check_below(c, 5);
-    snprintf(what, sizeof what, "rows=%u count=%u top=%u data=%u", a.rows, count, top, data);
+    snprintf(what, sizeof what, "vectors=%u count=%u top=%u data=%u", a.vectors, count, top, data);
     check_describe(c, "%s", what);
-    const size_t values = (size_t)a.rows * KVF_PROFILE_VALUES;
-    float *scores = check_in(c, (size_t)a.rows * a.stride * sizeof *scores);
+    const size_t values = (size_t)a.vectors * KVF_PROFILE_VALUES;
+    float *scores = check_in(c, (size_t)a.vectors * a.stride * sizeof *scores);
     float *sorted = check_in(c, count * sizeof *sorted);
     float *want = check_in(c, values * sizeof *want);
-    for (uint32_t i = 0; i < a.rows; i++) {
-        float *row = scores + (size_t)i * a.stride;
-        fill_row(c, row, a.stride, data);
+    for (uint32_t i = 0; i < a.vectors; i++) {
+        float *vector = scores + (size_t)i * a.stride;
+        fill_row(c, vector, a.stride, data);
         for (uint32_t j = 0; j < count; j++)
-            sorted[j] = row[j];
+            sorted[j] = vector[j];
         restate(sorted, count, top, want + (size_t)i * KVF_PROFILE_VALUES);
     }
     a.scores = scores;
@@ -123,8 +123,8 @@ static void profile_case(check *c, uint32_t count, uint32_t top, uint32_t data)
         out[i] = a.out = check_out(c, values * sizeof(float));
         CHECK_RUN(c, i ? c->var : c->ref, profile, &a, i);
     }
-    compare(c, what, out[0], want, a.rows, 0x1p-22, fmax(count, 1.0));
-    compare(c, what, out[1], out[0], a.rows, (count / 64.0 + 24) * 0x1p-24, fmax(count, 1.0));
+    compare(c, what, out[0], want, a.vectors, 0x1p-22, fmax(count, 1.0));
+    compare(c, what, out[1], out[0], a.vectors, (count / 64.0 + 24) * 0x1p-24, fmax(count, 1.0));
 }
 
 void check_profile(check *c)
