@@ -45,6 +45,8 @@ RETIRED = (
      r"(kernels|runtime|tests)/"),
     (r"[Rr]ows?",
      r"kernels/observe/(observe|pool|profile)(_ref|_simd)?\.cu?$"),
+    (r"[Rr]ows?|NO_ROW",
+     r"kernels/(score/(digest|reduce|rotate|score_codes(_ref)?\.|score(_ref|_simd)?\.)|select/topk)"),
 )
 
 

@@ -94,10 +94,10 @@ static __device__ void rotate_queries(const kvf_append_args &a, uint32_t share, 
     const kvf_rotate_args r = kvf_append_rotate(&a, task);
     const uint32_t words = r.head_dim / KVF_CODE_LANES;
     const uint32_t mine = share * AT_ONCE + threadIdx.x / KVF_CODE_LANES;
-    const size_t first = (size_t)kvf_min_u32(mine, r.rows - 1) * r.head_dim;
+    const size_t first = (size_t)kvf_min_u32(mine, r.queries - 1) * r.head_dim;
     float x[KVF_CODE_WORDS];
     if constexpr (WIDE) { /* from where another block rounds them */
-        kvf_code_load(x, (const float *)a.q + (size_t)task * r.rows * r.head_dim + first, words);
+        kvf_code_load(x, (const float *)a.q + (size_t)task * r.queries * r.head_dim + first, words);
 #pragma unroll
         for (uint32_t k = 0; k < KVF_CODE_WORDS; k++)
             x[k] = kvf_to_float(kvf_from_float<T>(x[k]));

@@ -43,12 +43,12 @@ KVF_INLINE kvf_rotate_args kvf_append_rotate(const kvf_append_args *a, uint32_t 
     kvf_rotate_args rotate;
     rotate.dtype = shape->dtype;
     rotate.head_dim = shape->head_dim;
-    rotate.rows = a->paging.kv_heads * a->paging.group;
+    rotate.queries = a->paging.kv_heads * a->paging.group;
     rotate.scale = a->scale;
     rotate.q = kvf_offset(a->wide_queries ? a->rounded : a->q,
-                          (size_t)row * rotate.rows * kvf_key_bytes(shape));
-    rotate.y = a->rotated + (size_t)row * rotate.rows * shape->head_dim;
-    rotate.y_scale = a->rotated_scale + (size_t)row * rotate.rows;
+                          (size_t)row * rotate.queries * kvf_key_bytes(shape));
+    rotate.y = a->rotated + (size_t)row * rotate.queries * shape->head_dim;
+    rotate.y_scale = a->rotated_scale + (size_t)row * rotate.queries;
     return rotate;
 }
 

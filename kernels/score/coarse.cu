@@ -84,11 +84,11 @@ static __global__ void __launch_bounds__(CENTROIDS_PER_BLOCK)
     const uint32_t *centroid = (const uint32_t *)(const void *)at.centroid;
     const float scale = kvf_fp16_to_float(*at.scale);
     for (uint32_t g = 0; g < a.group; g++) {
-        const size_t row = (size_t)list * a.group + g;
+        const size_t query = (size_t)list * a.group + g;
         int32_t dot = 0;
         for (uint32_t k = 0; k < words; k++)
             dot = add_products(dot, centroid[k], q[g * words + k]);
-        a.scores[row * a.stride + i] = __fmul_rn(__fmul_rn((float)dot, scale), a.q_scale[row]);
+        a.scores[query * a.stride + i] = __fmul_rn(__fmul_rn((float)dot, scale), a.q_scale[query]);
     }
 }
 

@@ -120,16 +120,16 @@ typedef struct query {
     float scale;
 } query;
 
-static void take_query(query *to, const kvf_score_centroids_args *a, uint32_t row)
+static void take_query(query *to, const kvf_score_centroids_args *a, uint32_t at)
 {
-    const int8_t *q = a->q + (size_t)row * a->head_dim;
+    const int8_t *q = a->q + (size_t)at * a->head_dim;
     int32_t sum = 0;
     for (uint32_t i = 0; i < a->head_dim; i++)
         sum += q[i];
     for (uint32_t i = 0; i < a->head_dim; i += STEP)
         to->at[i / STEP] = take_part(q + i, a->head_dim - i);
     to->bias = (float)(BIAS * sum);
-    to->scale = a->q_scale[row];
+    to->scale = a->q_scale[at];
 }
 
 /* Some centroids from the i-th on, at most CENTROIDS, for all queries of a list. */

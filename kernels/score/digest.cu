@@ -4,9 +4,9 @@
  * Digests of pages on the GPU.
  *
  * Knows nothing of where digests live or which tokens are static. One warp per page, four warps per
- * block, ceil(jobs / 4) blocks. A lane reads 16 bytes of a key row; the rows of a box are divided
- * into 32 / (row bytes / 16) runs of consecutive tokens, one per group of lanes (bf16: 4 at
- * head_dim 64, 3 at 80, 2 at 96 and 128, 1 at 192 and 256), LOADS rows of each in flight, and the
+ * block, ceil(jobs / 4) blocks. A lane reads 16 bytes of a key; the tokens of a box are divided
+ * into 32 / (key bytes / 16) runs of consecutive tokens, one per group of lanes (bf16: 4 at
+ * head_dim 64, 3 at 80, 2 at 96 and 128, 1 at 192 and 256), LOADS tokens of each in flight, and the
  * runs are put together in token order. Nothing is shared between warps and there is no barrier.
  *
  * Bound: one read of the keys and one write of the digest, 8 KiB + 512 bytes for a page of 32 x 128
@@ -35,7 +35,7 @@ template <typename T> struct channels {
     float hi[kvf_word<T>::elements];
 };
 
-/* The rows of a lane: tokens first .. end - 1, and of each the 16 bytes at `offset`. */
+/* The tokens of a lane: first .. end - 1, and of each the 16 bytes at `offset`. */
 struct run {
     const char *keys;
     size_t token_bytes; /* from one to the next */
@@ -44,9 +44,9 @@ struct run {
     uint32_t end;
 };
 
-/* use(x) for every live row in token order; LOADS rows are on their way at a time. */
+/* use(x) for every live token in token order; LOADS tokens are on their way at a time. */
 template <typename T, typename F>
-static __device__ __forceinline__ void for_each_row(const run &r, F use)
+static __device__ __forceinline__ void for_each_token(const run &r, F use)
 {
     for (uint32_t t = r.first; t < r.end; t += LOADS) {
         uint4 word[LOADS];
@@ -125,7 +125,7 @@ static __device__ __forceinline__ void build_box(kvf_digest_kind kind, const run
         sum[i] = 0.0f;
     }
     if (kind == KVF_DIGEST_MEAN && live) {
-        for_each_row<T>(r, [&](const float *x) {
+        for_each_token<T>(r, [&](const float *x) {
 #pragma unroll
             for (uint32_t i = 0; i < n; i++)
                 sum[i] = fmaf(x[i], share, sum[i]);
@@ -136,7 +136,7 @@ static __device__ __forceinline__ void build_box(kvf_digest_kind kind, const run
             box->lo[i] = box->hi[i] = sum[i];
         return;
     }
-    for_each_row<T>(r, [&](const float *x) {
+    for_each_token<T>(r, [&](const float *x) {
 #pragma unroll
         for (uint32_t i = 0; i < n; i++) {
             box->lo[i] = x[i] < box->lo[i] ? x[i] : box->lo[i];
@@ -149,7 +149,7 @@ static __device__ __forceinline__ void build_box(kvf_digest_kind kind, const run
 #pragma unroll
     for (uint32_t i = 0; i < n; i++)
         centre[i] = fmaf(0.5f, box->lo[i], 0.5f * box->hi[i]);
-    for_each_row<T>(r, [&](const float *x) {
+    for_each_token<T>(r, [&](const float *x) {
 #pragma unroll
         for (uint32_t i = 0; i < n; i++)
             sum[i] = fmaf(fabsf(x[i] - centre[i]), share, sum[i]);
@@ -162,7 +162,7 @@ static __device__ __forceinline__ void build_box(kvf_digest_kind kind, const run
     }
 }
 
-/* LANES: at most as many have a row, so that those of a warp take equally many turns. */
+/* LANES: at most as many have a token, so that those of a warp take equally many turns. */
 template <typename T, uint32_t LANES>
 static __global__ void __launch_bounds__(WARPS *KVF_WARP_LANES)
     digest_pages(const __grid_constant__ kvf_digest_args a)
@@ -175,7 +175,7 @@ static __global__ void __launch_bounds__(WARPS *KVF_WARP_LANES)
     const kvf_digest_job job = a.jobs[index];
     const uint32_t tokens = a.shape.page_size / a.subs;
     const uint64_t all = kvf_live_bits(job.count, job.skip);
-    /* Rows of more words (fp32, head_dim 192 and 256) take a second turn. */
+    /* Keys of more words (fp32, head_dim 192 and 256) take a second turn. */
     const uint32_t words = a.shape.head_dim / n;
     const uint32_t chunks = kvf_min_u32(words, LANES), runs = KVF_WARP_LANES / chunks;
     const uint32_t part = kvf_div_ceil_u32(tokens, runs), mine = lane / chunks;

@@ -19,7 +19,7 @@
 #define PART_LARGE 8192u /* of lists with many tiles, and of very many lists */
 #define BLOCKS     1024u /* beyond that every multiprocessor has several anyway */
 
-/* N > 1: rows of scores are aligned to it, too. */
+/* N > 1: vectors of scores are aligned to it, too. */
 template <kvf_group_reduce KIND, uint32_t N>
 static __global__ void __launch_bounds__(WARPS *KVF_WARP_LANES)
     reduce_mass_pages(const __grid_constant__ kvf_reduce_mass_args a, uint32_t part)

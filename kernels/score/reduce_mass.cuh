@@ -7,9 +7,9 @@
  * for what goes on from there.
  *
  * Knows nothing of codes, nor of what becomes of scores. The block finds the sums of the list's
- * rows anew: eight bytes per tile and head, out of the cache. The factor that the pages of a tile
+ * heads anew: eight bytes per tile and head, out of the cache. The factor that the pages of a tile
  * share of a head, the exponential, is found once per tile. Then a thread is eight pages, 16 bytes
- * per head, the first of them asked for before sums are known; a page alone where rows are not
+ * per head, the first of them asked for before sums are known; a page alone where vectors are not
  * aligned for that. Damaged numbers are made harmless as in reduce_mass_ref.c.
  *
  * Exactness: exp2f and logf in fp32; sums over tiles in a fixed order, over heads in order,
@@ -27,7 +27,7 @@
 
 static_assert(KVF_SCORE_CODES_TOKENS == 1u << KVF_TILE_SHIFT, "tokens of a tile");
 
-/* Rows of masses are aligned for KVF_MASS_PAGES pages at once. */
+/* Vectors of masses are aligned for KVF_MASS_PAGES pages at once. */
 static inline bool kvf_masses_are_aligned(const kvf_reduce_mass_args *a)
 {
     return (a->pages_max * sizeof *a->mass | (uintptr_t)a->mass) % sizeof(uint4) == 0;
@@ -44,7 +44,7 @@ static __device__ __forceinline__ float kvf_tame_top(float x)
     return kvf_tame(x, -KVF_REDUCE_TOP_MAX, KVF_REDUCE_TOP_MAX);
 }
 
-struct kvf_mass_row {
+struct kvf_mass_head {
     float top;   /* M */
     float share; /* 1 / (S * group) */
 };
@@ -52,13 +52,13 @@ struct kvf_mass_row {
 #define KVF_MASS_FRONT 4u /* tiles of a lane that are asked for at once */
 
 /* By one warp. */
-static __device__ __forceinline__ kvf_mass_row kvf_find_mass_row(const kvf_reduce_mass_args &a,
-                                                                 size_t head, uint32_t tiles)
+static __device__ __forceinline__ kvf_mass_head kvf_find_mass_head(const kvf_reduce_mass_args &a,
+                                                                   size_t head, uint32_t tiles)
 {
     const uint32_t lane = threadIdx.x % KVF_WARP_LANES,
                    rest = lane + KVF_MASS_FRONT * KVF_WARP_LANES;
     const float *top = a.tile_max + head * a.tiles_max, *sum = a.tile_sum + head * a.tiles_max;
-    kvf_mass_row r = {-KVF_REDUCE_TOP_MAX, 0.0f};
+    kvf_mass_head r = {-KVF_REDUCE_TOP_MAX, 0.0f};
     float tops[KVF_MASS_FRONT], sums[KVF_MASS_FRONT], all = 0.0f;
 #pragma unroll
     for (uint32_t k = 0; k < KVF_MASS_FRONT; k++) {
@@ -92,7 +92,7 @@ static __device__ __forceinline__ kvf_mass_row kvf_find_mass_row(const kvf_reduc
  * logarithm of these. */
 template <kvf_group_reduce KIND>
 static __device__ __forceinline__ float kvf_find_mass_share(const kvf_reduce_mass_args &a,
-                                                            const kvf_mass_row &r, size_t head,
+                                                            const kvf_mass_head &r, size_t head,
                                                             uint32_t tile)
 {
     const float top = kvf_tame_top(a.tile_max[head * a.tiles_max + tile]);
@@ -176,11 +176,11 @@ template <kvf_group_reduce KIND, uint32_t N> struct kvf_page_scores {
 /* Shared memory that the block needs for `tiles` tiles. */
 static inline size_t kvf_mass_bytes(uint32_t group, size_t tiles)
 {
-    return group * (sizeof(kvf_mass_row) + tiles * sizeof(float));
+    return group * (sizeof(kvf_mass_head) + tiles * sizeof(float));
 }
 
 /* Scores of pages first .. end - 1 of a list of `pages`, by the block; put(page, scores, counting)
- * is told of N at a time, which are of one tile and may go beyond the end. N > 1: rows of masses
+ * is told of N at a time, which are of one tile and may go beyond the end. N > 1: vectors of masses
  * are aligned to it, and so is `first`. */
 template <kvf_group_reduce KIND, uint32_t N, typename P>
 static __device__ __forceinline__ void
@@ -192,8 +192,8 @@ kvf_reduce_masses(const kvf_reduce_mass_args &a, uint32_t list, uint32_t pages, 
     const uint32_t tile = first >> shift, tiles = ((end - 1) >> shift) + 1 - tile;
     const size_t head = (size_t)list * a.group;
     const uint16_t *mass = a.mass + head * a.pages_max;
-    kvf_mass_row *rows = (kvf_mass_row *)shared;
-    float *shares = (float *)(rows + a.group); /* [tiles, group] */
+    kvf_mass_head *heads = (kvf_mass_head *)shared;
+    float *shares = (float *)(heads + a.group); /* [tiles, group] */
     uint32_t p = first + threadIdx.x * N;
     kvf_masses<N> early[KVF_MASS_EARLY] = {};
 #pragma unroll
@@ -202,14 +202,14 @@ kvf_reduce_masses(const kvf_reduce_mass_args &a, uint32_t list, uint32_t pages, 
             early[g].load(mass + (size_t)g * a.pages_max + p);
     for (uint32_t g = warp; KIND == KVF_GROUP_MEAN_SOFTMAX && g < a.group;
          g += blockDim.x / KVF_WARP_LANES) {
-        const kvf_mass_row r = kvf_find_mass_row(a, head + g, kvf_tiles(pages, a.page_size));
+        const kvf_mass_head r = kvf_find_mass_head(a, head + g, kvf_tiles(pages, a.page_size));
         if (lane == 0)
-            rows[g] = r;
+            heads[g] = r;
     }
     __syncthreads();
     for (uint32_t i = threadIdx.x; i < tiles * a.group; i += blockDim.x)
-        shares[i] =
-            kvf_find_mass_share<KIND>(a, rows[i % a.group], head + i % a.group, tile + i / a.group);
+        shares[i] = kvf_find_mass_share<KIND>(a, heads[i % a.group], head + i % a.group,
+                                              tile + i / a.group);
     __syncthreads();
     for (; p < end; p += blockDim.x * N) {
         const float *share = shares + ((p >> shift) - tile) * a.group;

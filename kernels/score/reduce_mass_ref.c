@@ -23,15 +23,15 @@ static double tame_top(float top)
     return tame(top, -KVF_REDUCE_TOP_MAX, KVF_REDUCE_TOP_MAX);
 }
 
-typedef struct row {
+typedef struct head_sum {
     double top; /* M */
     double sum; /* S */
-} row;
+} head_sum;
 
-static row row_of(const kvf_reduce_mass_args *a, size_t head, uint32_t tiles)
+static head_sum sum_of(const kvf_reduce_mass_args *a, size_t head, uint32_t tiles)
 {
     const float *top = a->tile_max + head * a->tiles_max, *sum = a->tile_sum + head * a->tiles_max;
-    row r = {.top = tame_top(-INFINITY)};
+    head_sum r = {.top = tame_top(-INFINITY)};
     for (uint32_t i = 0; i < tiles; i++)
         r.top = fmax(r.top, tame_top(top[i]));
     for (uint32_t i = 0; i < tiles; i++)
@@ -39,7 +39,8 @@ static row row_of(const kvf_reduce_mass_args *a, size_t head, uint32_t tiles)
     return r;
 }
 
-static float score(const kvf_reduce_mass_args *a, const row *rows, uint32_t list, uint32_t page)
+static float score(const kvf_reduce_mass_args *a, const head_sum *heads, uint32_t list,
+                   uint32_t page)
 {
     const uint32_t tile = page / kvf_tile_pages(a->page_size);
     float sum = 0.0f, best = -INFINITY;
@@ -51,7 +52,8 @@ static float score(const kvf_reduce_mass_args *a, const row *rows, uint32_t list
         const double mass = tame(raw, 0.0f, KVF_REDUCE_MASS_MAX);
         double one = top + log(fmax(mass, 0x1p-126));
         if (a->kind == KVF_GROUP_MEAN_SOFTMAX)
-            one = rows[g].sum < 0.5 ? 0.0 : mass * exp(top - rows[g].top) / rows[g].sum / a->group;
+            one =
+                heads[g].sum < 0.5 ? 0.0 : mass * exp(top - heads[g].top) / heads[g].sum / a->group;
         any |= raw >= 0.0f;
         best = fmaxf(best, (float)one);
         sum += (float)one;
@@ -65,14 +67,14 @@ void kvf_reduce_mass_ref(const void *args, uint32_t task)
     const uint32_t parts = kvf_div_ceil_u32(a->pages_max, KVF_REDUCE_PAGES);
     const uint32_t list = task / parts, pages = a->pages[list];
     const uint32_t first = task % parts * KVF_REDUCE_PAGES;
-    row rows[KVF_GROUP_MAX_HEADS];
+    head_sum heads[KVF_GROUP_MAX_HEADS];
     if (first >= pages)
         return;
     for (uint32_t g = 0; g < a->group; g++)
-        rows[g] = row_of(a, (size_t)list * a->group + g, kvf_tiles(pages, a->page_size));
+        heads[g] = sum_of(a, (size_t)list * a->group + g, kvf_tiles(pages, a->page_size));
     for (uint32_t p = first; p < kvf_min_u32(pages, first + KVF_REDUCE_PAGES); p++) {
         const uint64_t bits = a->bits[list][p / (a->block_size / a->page_size)];
         a->out[(size_t)list * a->pages_max + p] =
-            kvf_block_counts(bits, a->block_size) ? score(a, rows, list, p) : -INFINITY;
+            kvf_block_counts(bits, a->block_size) ? score(a, heads, list, p) : -INFINITY;
     }
 }

@@ -3,7 +3,7 @@
 /*
  * Masses of query heads into scores of pages, vectorised. Bound: reading the masses once.
  *
- * Knows nothing of codes. Every task finds the sums of its rows anew, from eight bytes per tile,
+ * Knows nothing of codes. Every task finds the sums of its heads anew, from eight bytes per tile,
  * and damaged numbers are made harmless as in reduce_mass_ref.c. Exactness: fp32 sums, exponentials
  * to 3e-7, logarithms to 2e-7.
  */
@@ -25,13 +25,13 @@ KVF_ALWAYS_INLINE vf tame_top(vf x)
 }
 
 /* Up to VF_LANES tops or sums, padded with -infinity, which is below all of them. */
-KVF_ALWAYS_INLINE vf load_tiles(const float *row, uint32_t left)
+KVF_ALWAYS_INLINE vf load_tiles(const float *from, uint32_t left)
 {
     float lane[VF_LANES];
     if (left >= VF_LANES)
-        return vf_load(row);
+        return vf_load(from);
     for (uint32_t i = 0; i < VF_LANES; i++)
-        lane[i] = i < left ? row[i] : -INFINITY;
+        lane[i] = i < left ? from[i] : -INFINITY;
     return vf_load(lane);
 }
 
@@ -40,7 +40,7 @@ typedef struct heads {
     float share[KVF_GROUP_MAX_HEADS]; /* 1 / (S * group) */
 } heads;
 
-static void find_row(const float *top, const float *sum, uint32_t tiles, float *best, float *all)
+static void find_head(const float *top, const float *sum, uint32_t tiles, float *best, float *all)
 {
     vf most = tame_top(vf_set(-INFINITY)), total = vf_zero();
     for (uint32_t i = 0; i < tiles; i += VF_LANES)
@@ -63,7 +63,7 @@ static void find_heads(const kvf_reduce_mass_args *a, uint32_t list, heads *x)
     for (uint32_t g = 0; g < a->group; g++) {
         const size_t at = ((size_t)list * a->group + g) * a->tiles_max;
         float all;
-        find_row(a->tile_max + at, a->tile_sum + at, tiles, &x->top[g], &all);
+        find_head(a->tile_max + at, a->tile_sum + at, tiles, &x->top[g], &all);
         x->share[g] = all < 0.5f ? 0.0f : 1.0f / (all * (float)a->group);
     }
     for (uint32_t g = a->group; g % VF_LANES; g++)

@@ -13,8 +13,8 @@
 #include "codes.cuh"
 #include "score_args.h"
 
-/* Row `mine` of y and y_scale, from channels that kvf_code_load has loaded; not stored if there is
- * no such row. By whole warps. */
+/* Query `mine` of y and y_scale, from channels that kvf_code_load has loaded; not stored if there
+ * is no such query. By whole warps. */
 static __device__ __forceinline__ void kvf_rotate_query(const kvf_rotate_args &a,
                                                         float x[KVF_CODE_WORDS], uint32_t mine)
 {
@@ -30,7 +30,7 @@ static __device__ __forceinline__ void kvf_rotate_query(const kvf_rotate_args &a
         top = kvf_max_u32(top, __shfl_xor_sync(KVF_FULL_WARP, top, step));
     const float largest = kvf_bits_float(top), unit = __fdiv_rn(127.0f, largest);
     const bool is_flat = !(largest <= FLT_MAX && unit <= FLT_MAX);
-    if (mine >= a.rows)
+    if (mine >= a.queries)
         return;
 #pragma unroll
     for (uint32_t k = 0; k < KVF_CODE_WORDS; k++)

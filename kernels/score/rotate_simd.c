@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Rotated queries in int8, 16 rows side by side. Bound: a step has few of them.
+ * Rotated queries in int8, 16 queries side by side. Bound: a step has few of them.
  *
  * Knows nothing of heads or lists. Exactness: the bits of rotate_ref.c.
  */
@@ -11,7 +11,7 @@
 #include "codes_simd.h"
 #include "variants.h"
 
-/* VF_LANES rows of a rotated tile become integers, in place; their scales go to `scales`. */
+/* VF_LANES queries of a rotated tile become integers, in place; their scales go to `scales`. */
 KVF_ALWAYS_INLINE void round_lanes(float *x, float *scales, uint32_t head_dim, float softmax_scale)
 {
     vi top = (vi){0}; /* bits, whose order is that of magnitudes; NaN is above all numbers */
@@ -34,18 +34,18 @@ KVF_ALWAYS_INLINE void round_lanes(float *x, float *scales, uint32_t head_dim, f
 void KVF_SIMD_NAME(rotate)(const void *args, uint32_t task)
 {
     const kvf_rotate_args *a = args;
-    const uint32_t first = task * KVF_ROTATE_ROWS;
-    const uint32_t rows = kvf_min_u32(KVF_ROTATE_ROWS, a->rows - first);
-    const size_t row_bytes = a->head_dim * kvf_dtype_bytes(a->dtype);
+    const uint32_t first = task * KVF_ROTATE_QUERIES;
+    const uint32_t queries = kvf_min_u32(KVF_ROTATE_QUERIES, a->queries - first);
+    const size_t query_bytes = a->head_dim * kvf_dtype_bytes(a->dtype);
     const void *from[KVF_CODE_LANES];
     float scales[KVF_CODE_LANES];
     code_tile tile;
     for (uint32_t r = 0; r < KVF_CODE_LANES; r++)
-        from[r] = kvf_offset(a->q, (first + kvf_min_u32(r, rows - 1)) * row_bytes);
+        from[r] = kvf_offset(a->q, (first + kvf_min_u32(r, queries - 1)) * query_bytes);
     code_tile_fill(&tile, from, a->dtype, a->head_dim);
     for (uint32_t k = 0; k < KVF_CODE_LANES; k += VF_LANES)
         round_lanes(tile.at + k, scales + k, a->head_dim, a->scale);
-    for (uint32_t r = 0; r < rows; r++) {
+    for (uint32_t r = 0; r < queries; r++) {
         int8_t *y = a->y + (size_t)(first + r) * a->head_dim;
         for (uint32_t i = 0; i < a->head_dim; i++)
             y[i] = (int8_t)kvf_float_bits(tile.at[i * KVF_CODE_LANES + r]);

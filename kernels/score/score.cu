@@ -7,10 +7,10 @@
  * q-, so the boxes of a list times the queries of its group is one matrix product in which the
  * digests are read once, whatever the group. A block is 4 warps and KVF_SCORE_PAGES pages of one
  * list, the grid is (ceil(pages_max / KVF_SCORE_PAGES), lists); blocks past the end of a list leave
- * at once. A warp takes 16 boxes at a time: the rows of A are boxes, loaded from memory straight
+ * at once. A warp takes 16 boxes at a time: the lines of A are boxes, loaded from memory straight
  * into fragments, 16 bytes per lane and load, up to 16 loads in flight per lane; the columns of B
  * are query heads, kept in shared memory. Which channel is which k of the product is free as long
- * as A and B agree, so lane c of a row takes channels 8c .. 8c + 7 of every 32. A query in fp16
+ * as A and B agree, so lane c of a line takes channels 8c .. 8c + 7 of every 32. A query in fp16
  * (fp32) is the sum of two (three) bf16 numbers, exactly, unless it is subnormal.
  *
  * Bound: one read of the digests: subs * 4 * head_dim bytes per page, and 4 * group written. At
@@ -32,7 +32,7 @@
 
 #define THREADS 128u
 #define WARPS   (THREADS / KVF_WARP_LANES)
-#define BOXES   16u /* rows of a product */
+#define BOXES   16u /* lines of a product */
 #define HEADS   8u  /* columns of a product */
 #define SPAN    32u /* channels that a warp loads at once: two products of 16 */
 #define SPANS   4u  /* in flight */
@@ -87,7 +87,7 @@ static __device__ void prepare_queries(const kvf_score_args &a, uint4 *to, uint3
     }
 }
 
-/* Two rows of A, `row` and `row` + 8 of the lane, for SPANS spans: hi and lo. */
+/* Two lines of A, those of the lane, for SPANS spans: hi and lo. */
 struct loads {
     uint4 hi[SPANS][2];
     uint4 lo[SPANS][2];
@@ -108,13 +108,13 @@ static __device__ __forceinline__ void load_spans(loads *x, const char *first, c
     }
 }
 
-/* sum += rows . queries of one span and side; `b` is this lane's first fragment of them. */
+/* sum += boxes . queries of one span and side; `b` is this lane's first fragment of them. */
 template <uint32_t N, uint32_t HEAD_BLOCKS>
-static __device__ __forceinline__ void multiply(float sum[HEAD_BLOCKS][4], const uint4 row[2],
+static __device__ __forceinline__ void multiply(float sum[HEAD_BLOCKS][4], const uint4 boxes[2],
                                                 const uint4 *b)
 {
-    const uint32_t near[4] = {row[0].x, row[1].x, row[0].y, row[1].y};
-    const uint32_t far[4] = {row[0].z, row[1].z, row[0].w, row[1].w};
+    const uint32_t near[4] = {boxes[0].x, boxes[1].x, boxes[0].y, boxes[1].y};
+    const uint32_t far[4] = {boxes[0].z, boxes[1].z, boxes[0].w, boxes[1].w};
 #pragma unroll
     for (uint32_t part = 0; part < N; part++)
 #pragma unroll
@@ -126,7 +126,7 @@ static __device__ __forceinline__ void multiply(float sum[HEAD_BLOCKS][4], const
         }
 }
 
-/* The lane's four sums per head block are (row, head 2c), (row, 2c + 1), (row + 8, 2c), ...: the
+/* The lane's four sums per head block are (box, head 2c), (box, 2c + 1), (box + 8, 2c), ...: the
  * maximum over the boxes of a page, then one store per page and head. */
 template <uint32_t HEAD_BLOCKS>
 static __device__ __forceinline__ void
@@ -139,14 +139,14 @@ store_scores(const kvf_score_args &a, uint32_t list, uint32_t box, uint32_t boxe
     for (uint32_t h = 0; h < HEAD_BLOCKS; h++)
 #pragma unroll
         for (uint32_t i = 0; i < 4; i++) {
-            const uint32_t row = box + lane / 4 + i / 2 * 8;
+            const uint32_t own = box + lane / 4 + i / 2 * 8;
             const uint32_t head = h * HEADS + lane % 4 * 2 + i % 2;
             /* fmaxf drops a NaN. */
-            float best = row >= boxes || is_empty[i / 2] ? -INFINITY : fmaxf(sum[h][i], -INFINITY);
+            float best = own >= boxes || is_empty[i / 2] ? -INFINITY : fmaxf(sum[h][i], -INFINITY);
             for (uint32_t step = 1; step < a.subs; step *= 2)
                 best = fmaxf(best, __shfl_xor_sync(KVF_FULL_WARP, best, (int)(step * 4)));
-            if (row < boxes && row % a.subs == 0 && head < a.sub.count)
-                out[(size_t)head * a.pages_max + row / a.subs] = best;
+            if (own < boxes && own % a.subs == 0 && head < a.sub.count)
+                out[(size_t)head * a.pages_max + own / a.subs] = best;
         }
 }
 
@@ -178,10 +178,10 @@ static __global__ void __launch_bounds__(THREADS, HEAD_BLOCKS == 1 ? 4 : 3)
         const uint32_t box = first_page * a.subs + turn * BOXES;
         if (turn != warp && box >= end)
             break;
-        /* Rows past the end repeat the last one, and are not stored. */
-        const uint32_t row = box + lane / 4;
-        const char *first = box_at(a, list, kvf_min_u32(row, boxes - 1));
-        const char *second = box_at(a, list, kvf_min_u32(row + 8, boxes - 1));
+        /* Boxes past the end repeat the last one, and are not stored. */
+        const uint32_t own = box + lane / 4;
+        const char *first = box_at(a, list, kvf_min_u32(own, boxes - 1));
+        const char *second = box_at(a, list, kvf_min_u32(own + 8, boxes - 1));
         load_spans(&x, first, second, 0, head_dim);
         if (turn == warp) { /* while the first boxes are on their way */
             prepare_queries<T>(a, queries, list, HEAD_BLOCKS);
@@ -195,7 +195,7 @@ static __global__ void __launch_bounds__(THREADS, HEAD_BLOCKS == 1 ? 4 : 3)
             const bool mine = kvf_bf16_to_float((uint16_t)x.lo[0][i].x) >
                               kvf_bf16_to_float((uint16_t)x.hi[0][i].x);
             is_empty[i] = __shfl_sync(KVF_FULL_WARP, (int)mine, (int)(lane & ~3u)) != 0 ||
-                          !kvf_score_counts(&a, bits, kvf_min_u32(row + 8 * i, boxes - 1) / a.subs);
+                          !kvf_score_counts(&a, bits, kvf_min_u32(own + 8 * i, boxes - 1) / a.subs);
         }
         float sum[HEAD_BLOCKS][4] = {};
         for (uint32_t span = 0; span * SPAN < head_dim; span += SPANS) {

@@ -41,7 +41,7 @@ KVF_TASKS(digest, kvf_digest_args, a->job_count)
  * scores[l, g, p] = max over sub-boxes of sum_d max(q_d lo_d, q_d hi_d), fp32, for p < pages[l];
  * -INFINITY if every sub-box of the page is empty, or bits of the list say that each of its tokens
  * is attended elsewhere. Boxes hold these tokens: a page that lost some to a static set would rank
- * below whole ones, however well the rest fits. Rows beyond pages[l] are not written.
+ * below whole ones, however well the rest fits. Scores beyond pages[l] are not written.
  * A task is KVF_SCORE_PAGES consecutive pages of one list.
  */
 #define KVF_SCORE_PAGES 256u
@@ -82,19 +82,19 @@ KVF_INLINE const void *kvf_score_digest(const kvf_score_args *a, uint32_t list, 
 KVF_TASKS(score, kvf_score_args, kvf_div_ceil_u32(a->pages_max, KVF_SCORE_PAGES) * a->lists)
 
 /* ---- reduce: scores of query heads into scores of lists ----
- * out[o, p] over the `rows` consecutive score rows o*rows .. o*rows+rows-1, for p <
- * pages[o]: MEAN_SOFTMAX: mean over rows of softmax_p(scale * score, capped) (a -inf
- * score stays 0 weight; the result of a page whose score is -inf in every row is -INFINITY); MAX:
+ * out[o, p] over the scores of `heads` consecutive heads, o*heads .. o*heads+heads-1, for p <
+ * pages[o]: MEAN_SOFTMAX: mean over heads of softmax_p(scale * score, capped) (a -inf
+ * score stays 0 weight; the result of a page whose score is -inf for every head is -INFINITY); MAX:
  * maximum; SUM: sum, with a cap of scale * score, capped. One task per output.
  */
 typedef struct kvf_reduce_args {
     kvf_group_reduce kind;
     uint32_t outputs;
-    uint32_t rows;
+    uint32_t heads;
     uint32_t pages_max; /* stride of scores and of out */
     float scale;
     float cap;
-    const float *scores;   /* [outputs, rows, pages_max] */
+    const float *scores;   /* [outputs, heads, pages_max] */
     const uint32_t *pages; /* lengths */
     float *out;            /* [outputs, pages_max] */
 } kvf_reduce_args;
@@ -147,7 +147,7 @@ typedef struct kvf_code_group {
     const char *scales;
 } kvf_code_group;
 
-/* That of token `token` of a row, whose block has the codes of block `block` at `codes`; a block
+/* That of token `token`, whose block has the codes of block `block` at `codes`; a block
  * has 32 or 64 tokens. */
 KVF_INLINE kvf_code_group kvf_group_of_block(const char *codes, uint32_t block, uint32_t head_dim,
                                              uint32_t block_size, uint32_t token)
@@ -174,20 +174,21 @@ KVF_INLINE kvf_code_group kvf_row_group(const kvf_paging *p, const kvf_row *row,
 }
 
 /* ---- rotate: queries in int8, rotated as keys are ----
- * As codes.h says. A task is KVF_ROTATE_ROWS consecutive rows. Same bits from every implementation.
+ * As codes.h says. A task is KVF_ROTATE_QUERIES consecutive queries. Same bits from every
+ * implementation.
  */
-#define KVF_ROTATE_ROWS 16u
+#define KVF_ROTATE_QUERIES 16u
 
 typedef struct kvf_rotate_args {
     kvf_dtype dtype;
     uint32_t head_dim;
-    uint32_t rows;
+    uint32_t queries;
     float scale;    /* of softmax */
-    const void *q;  /* [rows, head_dim] dtype */
-    int8_t *y;      /* [rows, head_dim] */
-    float *y_scale; /* [rows] */
+    const void *q;  /* [queries, head_dim] dtype */
+    int8_t *y;      /* [queries, head_dim] */
+    float *y_scale; /* [queries] */
 } kvf_rotate_args;
-KVF_TASKS(rotate, kvf_rotate_args, kvf_div_ceil_u32(a->rows, KVF_ROTATE_ROWS))
+KVF_TASKS(rotate, kvf_rotate_args, kvf_div_ceil_u32(a->queries, KVF_ROTATE_QUERIES))
 
 /* ---- score_codes: queries against codes ----
  * The logit of token t for a query head is s = (dot * key scale) * query scale, dot the exact
@@ -388,7 +389,7 @@ KVF_INLINE uint16_t *kvf_row_centroid_scale(const kvf_paging *p, const kvf_row *
 
 /* ---- score_centroids: queries against centroids ----
  * scores[l, g, i] = (dot * centroid scale) * query scale for i < count[l], dot the exact integer
- * product; the rest of a row is not written. A task is KVF_CENTROIDS_PER_TASK consecutive centroids
+ * product; the rest is not written. A task is KVF_CENTROIDS_PER_TASK consecutive centroids
  * of one list. Same bits from every implementation.
  */
 #define KVF_CENTROIDS_PER_TASK 512u

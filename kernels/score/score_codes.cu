@@ -5,7 +5,7 @@
  *
  * Knows nothing of keys, nor of other tiles. A block is one tile of one list, or of the lists that
  * have it in common; blocks past the end of a list, and of lists whose tile another block scores,
- * leave at once. A warp takes a code group at a time: the rows of A are 16 tokens. Lane 4g + c has
+ * leave at once. A warp takes a code group at a time: the lines of A are 16 tokens. Lane 4g + c has
  * 16 bytes of shared memory, the words 4s + c of the four tokens 4g .. 4g + 3, and looks up four
  * levels at a time, a nibble each; the order of channels that this gives is the order in which the
  * queries, columns of B, are. Words come to shared memory as they lie in device memory.
@@ -54,7 +54,7 @@
 #define ZERO_BITS  0x4b400000
 #define ZERO       12582912.0f
 
-#define NO_ROW 0xffffffffu
+#define NO_QUERY 0xffffffffu
 
 struct tile {
     uint32_t codes;  /* the list whose codes are looked at */
@@ -74,22 +74,22 @@ static __device__ __forceinline__ uint32_t list_of(const kvf_score_codes_args &a
     return kvf_score_codes_list(&a, c.l + column / a.sub.count * a.row_lists);
 }
 
-/* The row in q, tile_max, tile_sum and mass. */
-static __device__ __forceinline__ uint32_t row_of(const kvf_score_codes_args &a, const columns &c,
-                                                  uint32_t column)
+/* The query in q, tile_max, tile_sum and mass. */
+static __device__ __forceinline__ uint32_t query_of(const kvf_score_codes_args &a, const columns &c,
+                                                    uint32_t column)
 {
     return column < c.count * a.sub.count ? list_of(a, c, column) * a.group + column % a.sub.count
-                                          : NO_ROW;
+                                          : NO_QUERY;
 }
 
 /* Lane 4h + c's part of B for column h and the words 4s + c: four channels per register, in the
- * order that unpack() gives: 0 8 1 9, 2 10 3 11, 4 12 5 13, 6 14 7 15. Zeros for no row. */
-static __device__ __forceinline__ uint4 query_part(const kvf_score_codes_args &a, uint32_t row,
+ * order that unpack() gives: 0 8 1 9, 2 10 3 11, 4 12 5 13, 6 14 7 15. Zeros for no query. */
+static __device__ __forceinline__ uint4 query_part(const kvf_score_codes_args &a, uint32_t query,
                                                    uint32_t word)
 {
     uint4 x = {};
-    if (row != NO_ROW && word < a.head_dim / KVF_CODE_LANES)
-        x = *(const uint4 *)(a.q + (size_t)row * a.head_dim + word * KVF_CODE_LANES);
+    if (query != NO_QUERY && word < a.head_dim / KVF_CODE_LANES)
+        x = *(const uint4 *)(a.q + (size_t)query * a.head_dim + word * KVF_CODE_LANES);
     return make_uint4(__byte_perm(x.x, x.z, 0x5140), __byte_perm(x.x, x.z, 0x7362),
                       __byte_perm(x.y, x.w, 0x5140), __byte_perm(x.y, x.w, 0x7362));
 }
@@ -101,7 +101,7 @@ static __device__ void prepare_queries(const kvf_score_codes_args &a, uint4 *to,
     for (uint32_t i = threadIdx.x; i < all; i += blockDim.x) {
         const uint32_t lane = i % KVF_WARP_LANES, block = i / KVF_WARP_LANES % head_blocks;
         const uint32_t word = i / KVF_WARP_LANES / head_blocks * 4 + lane % 4;
-        to[i] = query_part(a, row_of(a, columns, block * HEADS + lane / 4), word);
+        to[i] = query_part(a, query_of(a, columns, block * HEADS + lane / 4), word);
     }
 }
 
@@ -270,26 +270,26 @@ static __device__ void score_codes_heads(const kvf_score_codes_args &a, const ti
     }
     __syncthreads();
     for (uint32_t h = 0; h < a.sub.count; h++) {
-        const size_t row = (size_t)list * a.group + h;
+        const size_t query = (size_t)list * a.group + h;
         float top = -INFINITY;
         for (uint32_t w = 0; w < WARPS; w++)
             top = fmaxf(top, tops[h * WARPS + w]);
         const float sum = store_masses(
-            a, t, a.mass + row * a.pages_max + (t.first >> kvf_page_shift(a.page_size)),
+            a, t, a.mass + query * a.pages_max + (t.first >> kvf_page_shift(a.page_size)),
             logits + (size_t)h * KVF_SCORE_CODES_TOKENS + token, token,
             top == -INFINITY ? 0.0f : top);
         if (lane == 0)
             sums[h * WARPS + warp] = sum;
         if (threadIdx.x == 0)
-            a.tile_max[row * a.tiles_max + t.first / KVF_SCORE_CODES_TOKENS] = top;
+            a.tile_max[query * a.tiles_max + t.first / KVF_SCORE_CODES_TOKENS] = top;
     }
     __syncthreads();
     for (uint32_t h = threadIdx.x; h < a.sub.count; h += blockDim.x) {
         float sum = 0.0f;
         for (uint32_t w = 0; w < WARPS; w++)
             sum += sums[h * WARPS + w];
-        const size_t row = (size_t)list * a.group + h;
-        a.tile_sum[row * a.tiles_max + t.first / KVF_SCORE_CODES_TOKENS] = sum;
+        const size_t query = (size_t)list * a.group + h;
+        a.tile_sum[query * a.tiles_max + t.first / KVF_SCORE_CODES_TOKENS] = sum;
     }
 }
 
@@ -514,12 +514,12 @@ static __device__ __forceinline__ void begin_tile(const kvf_score_codes_args &a,
 
 /* Bytes of q, top, sum and mass. */
 template <bool PAIRED>
-static __device__ __forceinline__ uint32_t row_of(const kvf_score_codes_args &a,
-                                                  const columns &columns, uint32_t column)
+static __device__ __forceinline__ uint32_t query_of(const kvf_score_codes_args &a,
+                                                    const columns &columns, uint32_t column)
 {
     if (!PAIRED)
-        return row_of(a, columns, column);
-    return column < a.sub.count ? columns.l * a.group + column : NO_ROW;
+        return query_of(a, columns, column);
+    return column < a.sub.count ? columns.l * a.group + column : NO_QUERY;
 }
 
 /* Lists with codes in common: skipped tokens of the warp's code group 4i + k, in lane 8k + n of
@@ -588,18 +588,18 @@ template <uint32_t SPANS, bool PAIRED> struct held_queries {
     __device__ __forceinline__ held_queries(const kvf_score_codes_args &a, const columns &columns)
     {
         const uint32_t lane = threadIdx.x % KVF_WARP_LANES, column = lane / 4;
-        uint32_t row = row_of<PAIRED>(a, columns, PAIRED ? column % 4 : column);
+        uint32_t query = query_of<PAIRED>(a, columns, PAIRED ? column % 4 : column);
 #pragma unroll
         for (uint32_t i = 0; i < SPANS; i++) {
             const uint32_t word = i * 4 + lane % 4;
-            part[0][i] = query_part(a, PAIRED && column >= 4 ? NO_ROW : row, word);
+            part[0][i] = query_part(a, PAIRED && column >= 4 ? NO_QUERY : query, word);
             if (PAIRED)
-                part[PAIRED][i] = query_part(a, column < 4 ? NO_ROW : row, word);
+                part[PAIRED][i] = query_part(a, column < 4 ? NO_QUERY : query, word);
         }
 #pragma unroll
         for (uint32_t h = 0; h < 2; h++) {
-            row = row_of<PAIRED>(a, columns, lane_column<PAIRED>() + h);
-            scale[h] = row != NO_ROW ? a.q_scale[row] : 0.0f;
+            query = query_of<PAIRED>(a, columns, lane_column<PAIRED>() + h);
+            scale[h] = query != NO_QUERY ? a.q_scale[query] : 0.0f;
         }
     }
 };
@@ -734,14 +734,15 @@ score_codes_held(const kvf_score_codes_args &a, const tile &t, const columns &co
     __syncthreads();
 #pragma unroll
     for (uint32_t h = 0; h < 2; h++) {
-        const uint32_t row = row_of<PAIRED>(a, columns, lane_column<PAIRED>() + h);
-        kvf_bf16 *mass = (kvf_bf16 *)a.mass + (size_t)row * a.pages_max + t.first / PAGE;
+        const uint32_t query = query_of<PAIRED>(a, columns, lane_column<PAIRED>() + h);
+        kvf_bf16 *mass = (kvf_bf16 *)a.mass + (size_t)query * a.pages_max + t.first / PAGE;
         top[h] = tops[h * HELD_WARPS];
 #pragma unroll
         for (uint32_t w = 1; w < HELD_WARPS; w++)
             top[h] = fmaxf(top[h], tops[h * HELD_WARPS + w]);
-        const float sum = hold_masses<PAGE, PAIRED>(
-            s, t, o, skips, h, top[h] == -INFINITY ? 0.0f : top[h], row != NO_ROW ? mass : nullptr);
+        const float sum =
+            hold_masses<PAGE, PAIRED>(s, t, o, skips, h, top[h] == -INFINITY ? 0.0f : top[h],
+                                      query != NO_QUERY ? mass : nullptr);
         if (is_told)
             sums[h * HELD_WARPS + warp] = sum;
     }
@@ -749,12 +750,12 @@ score_codes_held(const kvf_score_codes_args &a, const tile &t, const columns &co
     if (warp != 0 || !is_told)
         return;
     for (uint32_t h = 0; h < 2; h++) {
-        const uint32_t row = row_of<PAIRED>(a, columns, lane_column<PAIRED>() + h);
-        const size_t at = (size_t)row * a.tiles_max + t.first / KVF_SCORE_CODES_TOKENS;
+        const uint32_t query = query_of<PAIRED>(a, columns, lane_column<PAIRED>() + h);
+        const size_t at = (size_t)query * a.tiles_max + t.first / KVF_SCORE_CODES_TOKENS;
         float sum = 0.0f;
         for (uint32_t w = 0; w < HELD_WARPS; w++)
             sum += sums[h * HELD_WARPS + w];
-        if (row != NO_ROW) {
+        if (query != NO_QUERY) {
             a.tile_max[at] = top[h];
             a.tile_sum[at] = sum;
         }

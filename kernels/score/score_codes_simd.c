@@ -119,7 +119,8 @@ KVF_ALWAYS_INLINE vi add_products(vi sum, const vu level[4], const query_word *q
     return sum;
 }
 #elif defined(__AVXVNNI__)
-/* Two chains: four products in a row would take longer than those of four queries side by side. */
+/* Two chains: four products one by one would take longer than those of four queries side by side.
+ */
 KVF_ALWAYS_INLINE vi add_products(vi sum, const vu level[4], const query_word *q)
 {
     vi part[2] = {sum, (vi)vu_set(0)};
@@ -252,7 +253,7 @@ typedef struct queries {
 /* Heads that are weighed together, of one row or several. */
 typedef struct columns {
     const tile *of[HEADS]; /* they have the codes of the first one, and skip tokens of their own */
-    uint32_t row[HEADS];   /* of q, tile_max, tile_sum and mass */
+    uint32_t query[HEADS]; /* of q, tile_max, tile_sum and mass */
     uint32_t count;
 } columns;
 
@@ -263,14 +264,14 @@ typedef struct logits {
 static void take_queries(queries *q, const kvf_score_codes_args *a, const columns *c)
 {
     for (uint32_t h = 0; h < c->count; h++) {
-        const int8_t *from = a->q + (size_t)c->row[h] * a->head_dim;
+        const int8_t *from = a->q + (size_t)c->query[h] * a->head_dim;
         int32_t sum = 0;
         for (uint32_t i = 0; i < a->head_dim; i++)
             sum += from[i];
         for (uint32_t w = 0; w < a->head_dim / KVF_CODE_LANES; w++)
             take_word(&q->at[w][h], from + w * KVF_CODE_LANES);
         q->bias[h] = KVF_CODE_BIAS * sum;
-        q->scale[h] = a->q_scale[c->row[h]];
+        q->scale[h] = a->q_scale[c->query[h]];
     }
 }
 
@@ -506,7 +507,7 @@ static void spread_masses(uint16_t *mass, const uint16_t *thin, const tile *t)
 }
 
 /* Logits under the cap; returns the largest. */
-static float cap_row(float *s, uint32_t tokens, float cap)
+static float cap_query(float *s, uint32_t tokens, float cap)
 {
     vf best = vf_set(-INFINITY);
     cap_logits(s, tokens, cap);
@@ -537,15 +538,15 @@ static void score_codes_columns(columns *c, const queries *q, uint32_t tile_inde
         score_codes_tile(c, q, 4, soon, &s, top);
     }
     for (uint32_t h = 0; a->cap > 0.0f && h < heads; h++)
-        top[h] = cap_row(s.at[h], whole, a->cap);
+        top[h] = cap_query(s.at[h], whole, a->cap);
     soon->left = 0;
     soon->all = GROUPS / REST * heads;
     soon->bytes = kvf_div_ceil_u32((uint32_t)kvf_code_scales(a->head_dim), soon->all);
     for (uint32_t h = 0; h < heads; h++) {
         const tile *t = c->of[h];
-        const size_t at = (size_t)c->row[h] * a->tiles_max + tile_index;
-        uint16_t *const place =
-            a->mass + (size_t)c->row[h] * a->pages_max + tile_index * kvf_tile_pages(a->page_size);
+        const size_t at = (size_t)c->query[h] * a->tiles_max + tile_index;
+        uint16_t *const place = a->mass + (size_t)c->query[h] * a->pages_max +
+                                tile_index * kvf_tile_pages(a->page_size);
         uint16_t thin[KVF_SCORE_CODES_TOKENS], *mass = t->is_thin ? thin : place;
         a->tile_max[at] = top[h];
         a->tile_sum[at] = score_codes_pages(s.at[h], top[h] == -INFINITY ? 0.0f : top[h], whole,
@@ -593,7 +594,7 @@ static void score_codes_list(const kvf_score_codes_args *a, uint32_t list, kvf_s
     tile two[2];
     turns soon;
     for (uint32_t g = 0; g < sub.count; g++) {
-        c[g / HEADS].row[g % HEADS] = list * a->group + sub.first + g;
+        c[g / HEADS].query[g % HEADS] = list * a->group + sub.first + g;
         c[g / HEADS].count = g % HEADS + 1;
     }
     for (uint32_t b = 0; b < batches; b++)
@@ -633,7 +634,7 @@ static void add_columns(columns *c, const tile *t, uint32_t list, uint32_t index
     const kvf_subgroup sub = kvf_subgroup_whole(t->a->sub, t->a->group);
     for (uint32_t g = sub.first; g < sub.first + sub.count; g++) {
         c->of[c->count] = t;
-        c->row[c->count++] = list * t->a->group + g;
+        c->query[c->count++] = list * t->a->group + g;
         if (c->count == HEADS)
             score_codes_waiting(c, index, soon);
     }

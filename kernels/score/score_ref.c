@@ -38,8 +38,8 @@ void kvf_score_ref(const void *args, uint32_t task)
     const uint64_t *bits = a->bits ? a->bits[list] : NULL;
     const kvf_subgroup sub = kvf_subgroup_whole(a->sub, a->group);
     for (uint32_t g = sub.first; g < sub.first + sub.count; g++) {
-        const size_t row = (size_t)list * a->group + g;
-        const void *q = kvf_offset(a->q, row * kvf_key_bytes(&a->shape));
+        const size_t query = (size_t)list * a->group + g;
+        const void *q = kvf_offset(a->q, query * kvf_key_bytes(&a->shape));
         for (uint32_t p = first; p < end; p++) {
             const uint16_t *digest = kvf_score_digest(a, list, p);
             const uint32_t boxes = kvf_score_counts(a, bits, p) ? a->subs : 0;
@@ -49,7 +49,7 @@ void kvf_score_ref(const void *args, uint32_t task)
                     box_score(digest + (size_t)box * 2 * head_dim, q, a->shape.dtype, head_dim);
                 best = x > best ? x : best;
             }
-            a->scores[row * a->pages_max + p] = best;
+            a->scores[query * a->pages_max + p] = best;
         }
     }
 }

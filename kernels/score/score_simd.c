@@ -33,11 +33,11 @@ KVF_ALWAYS_INLINE void split_query(queries *x, uint32_t g, const void *q, const 
         }
 }
 
-/* Sums of `boxes` = 8 / rows boxes: to[box * rows + row]. */
-KVF_ALWAYS_INLINE void score_boxes(const queries *x, const uint32_t rows, uint32_t head_dim,
+/* Sums of `boxes` = 8 / heads boxes: to[box * heads + head]. */
+KVF_ALWAYS_INLINE void score_boxes(const queries *x, const uint32_t heads, uint32_t head_dim,
                                    const uint16_t *const *box, float *to)
 {
-    const uint32_t boxes = 8 / rows;
+    const uint32_t boxes = 8 / heads;
     /* As many bytes are prefetched as are read, evenly: the core drops prefetches in bursts. */
     const char *ahead = (const char *)box[0] + AHEAD;
     vf acc[8];
@@ -54,12 +54,12 @@ KVF_ALWAYS_INLINE void score_boxes(const queries *x, const uint32_t rows, uint32
                 const uint16_t *second = box[k + 1] + (half ? 0 : head_dim);
                 vf2 y0 = vf_load2(first, KVF_BF16, d, left);
                 vf2 y1 = vf_load2(second, KVF_BF16, d, left);
-                for (uint32_t g = 0; g < rows; g++) {
+                for (uint32_t g = 0; g < heads; g++) {
                     const float *q = half ? x->minus[g] + d : x->plus[g] + d;
                     vf qa = vf_load(q), qb = vf_load(q + VF_LANES);
                     VF_KEEP(qa);
                     VF_KEEP(qb);
-                    vf *even = &acc[k * rows + g], *odd = &acc[(k + 1) * rows + g];
+                    vf *even = &acc[k * heads + g], *odd = &acc[(k + 1) * heads + g];
                     *even = vf_fma(y0.a, qa, *even);
                     *odd = vf_fma(y1.a, qa, *odd);
                     *even = vf_fma(y0.b, qb, *even);
@@ -72,18 +72,18 @@ KVF_ALWAYS_INLINE void score_boxes(const queries *x, const uint32_t rows, uint32
         vf_sum4(to + i, acc[i], acc[i + 1], acc[i + 2], acc[i + 3]);
 }
 
-/* Query rows `first` .. `first + rows - 1` of a list against `count` pages from `page`. */
-KVF_ALWAYS_INLINE void score_rows(const kvf_score_args *a, uint32_t list, uint32_t first,
-                                  const uint32_t rows, uint32_t page, uint32_t count)
+/* Heads `first` .. `first + heads - 1` of a list against `count` pages from `page`. */
+KVF_ALWAYS_INLINE void score_heads(const kvf_score_args *a, uint32_t list, uint32_t first,
+                                   const uint32_t heads, uint32_t page, uint32_t count)
 {
     const uint32_t head_dim = a->shape.head_dim;
-    const uint32_t per_step = 8 / rows, boxes = count * a->subs;
+    const uint32_t per_step = 8 / heads, boxes = count * a->subs;
     const uint32_t shift = (uint32_t)__builtin_ctz(a->subs);
     const size_t box_elements = 2 * (size_t)head_dim;
     const uint16_t *digests[KVF_SCORE_PAGES];
     float sums[BOXES_MAX * 4 + 8];
     queries x;
-    for (uint32_t g = 0; g < rows; g++)
+    for (uint32_t g = 0; g < heads; g++)
         split_query(
             &x, g,
             kvf_offset(a->q, ((size_t)list * a->group + first + g) * kvf_key_bytes(&a->shape)),
@@ -96,7 +96,7 @@ KVF_ALWAYS_INLINE void score_rows(const kvf_score_args *a, uint32_t list, uint32
             const uint32_t at = kvf_min_u32(b + k, boxes - 1);
             box[k] = digests[at >> shift] + (at & (a->subs - 1)) * box_elements;
         }
-        score_boxes(&x, rows, head_dim, box, sums + b * rows);
+        score_boxes(&x, heads, head_dim, box, sums + b * heads);
     }
     float *out = a->scores + ((size_t)list * a->group + first) * a->pages_max + page;
     const uint64_t *bits = a->bits ? a->bits[list] : NULL;
@@ -108,30 +108,30 @@ KVF_ALWAYS_INLINE void score_rows(const kvf_score_args *a, uint32_t list, uint32
             const uint16_t *lo = digests[p] + sub * box_elements;
             if (kvf_bf16_to_float(lo[0]) > kvf_bf16_to_float(lo[head_dim]))
                 continue;
-            for (uint32_t g = 0; g < rows; g++) {
-                float sum = sums[b * rows + g];
+            for (uint32_t g = 0; g < heads; g++) {
+                float sum = sums[b * heads + g];
                 best[g] = sum > best[g] ? sum : best[g];
             }
         }
-        for (uint32_t g = 0; g < rows; g++)
+        for (uint32_t g = 0; g < heads; g++)
             out[(size_t)g * a->pages_max + p] = best[g];
     }
 }
 
-/* All query rows of a list against `count` pages from `page`. */
+/* All heads of a list against `count` pages from `page`. */
 static void score_range(const kvf_score_args *a, uint32_t list, uint32_t page, uint32_t count)
 {
     const kvf_subgroup sub = kvf_subgroup_whole(a->sub, a->group);
     const uint32_t end = sub.first + sub.count;
     uint32_t g = sub.first;
     for (; g + 4 <= end; g += 4)
-        score_rows(a, list, g, 4, page, count);
+        score_heads(a, list, g, 4, page, count);
     if (g + 2 <= end) {
-        score_rows(a, list, g, 2, page, count);
+        score_heads(a, list, g, 2, page, count);
         g += 2;
     }
     if (g < end)
-        score_rows(a, list, g, 1, page, count);
+        score_heads(a, list, g, 1, page, count);
 }
 
 void KVF_SIMD_NAME(score)(const void *args, uint32_t task)

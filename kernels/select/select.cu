@@ -4,7 +4,7 @@
  * Topk, resolve and assemble of every list in one launch, on the GPU, and reduce_mass before them.
  *
  * Knows nothing that they do not know. The blocks of a list are those of topk.cuh, each with a part
- * of a long row of scores; the one that writes the ids goes on to slots and spans, so that two
+ * of a long list of scores; the one that writes the ids goes on to slots and spans, so that two
  * launches and what waits between them are saved. Without topk a list has one block.
  *
  * If scores come from masses, every block makes the keys of its part, in shared memory, which serve

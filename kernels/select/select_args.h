@@ -49,7 +49,7 @@ KVF_INLINE uint32_t kvf_caller_page_counts(const kvf_paging *p, const kvf_row *r
 
 /* ---- topk: exact, ties to the lower index ----
  * The k[l] largest of scores[l, first[l] .. first[l]+count[l]-1]; -INFINITY and NaN are never
- * taken. ids are indices into the row (first included), ascending. id_count[l] <= k[l]. One
+ * taken. ids are indices into scores[l] (first included), ascending. id_count[l] <= k[l]. One
  * task per list. `work` is [lists, work_stride] uint32, work_stride >= the largest count. `arrived`
  * lets several blocks of a GPU share a long list; each of its words is zero before and after.
  */

@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The k largest of a row, on the GPU; the ids are those of topk_ref.c, and topk.cuh says how.
+ * The k largest of a list's scores, on the GPU; the ids are those of topk_ref.c, and topk.cuh says
+ * how.
  *
  * Knows nothing of what the ids mean.
  *
- * Bound: a row is read once from memory, and 3 to 4 times more from the first-level cache (from the
- * second level above about 48,000 scores of a block), at most 64 bytes per clock: 4096 scores are
- * 16 KiB, or 256 clocks per turn, and 1M of 512 are 2048 and then 1024. At most 13 barriers, twice;
- * at 4096 scores the launch, one round trip to memory and these barriers are the time, not the
- * bytes. Additions to bins are of one constant, which the hardware combines within a warp, so that
- * equal scores cost nothing extra.
+ * Bound: a list's scores are read once from memory, and 3 to 4 times more from the first-level
+ * cache (from the second level above about 48,000 scores of a block), at most 64 bytes per clock:
+ * 4096 scores are 16 KiB, or 256 clocks per turn, and 1M of 512 are 2048 and then 1024. At most 13
+ * barriers, twice; at 4096 scores the launch, one round trip to memory and these barriers are the
+ * time, not the bytes. Additions to bins are of one constant, which the hardware combines within a
+ * warp, so that equal scores cost nothing extra.
  */
 
 #include "cuda_kernels.h"

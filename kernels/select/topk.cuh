@@ -3,10 +3,10 @@
 #define KVF_KERNELS_SELECT_TOPK_CUH
 
 /*
- * The k largest of a row by the blocks of a list, for topk.cu and for what goes on from there.
+ * The k largest scores by the blocks of a list, for topk.cu and for what goes on from there.
  *
  * Knows nothing of what the ids mean. A list has one block, or several where it is long: 128 to
- * 1024 threads by the host-known length of rows. Keys of 32 bits are counted by how far they are
+ * 1024 threads by the host-known length of lists. Keys of 32 bits are counted by how far they are
  * above the least one, 11 bits at a time from the highest that differ, until the last key that is
  * taken is found, and how many of its equals; it ends when a bin is taken whole, which with scores
  * that differ is after the second digit. Then each warp counts what it takes of its run of

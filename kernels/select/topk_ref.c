@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The k largest of a row, the specification: a token or page is taken iff fewer than k candidates
- * come before it in the order (score descending, index ascending).
+ * The k largest of a list's scores, the specification: a token or page is taken iff fewer than k
+ * candidates come before it in the order (score descending, index ascending).
  *
  * Knows nothing of what the ids mean. Ids come out ascending; -infinity and NaN are never taken.
  */

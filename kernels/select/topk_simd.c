@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The k largest of a row, vectorised; the ids are those of topk_ref.c bit for bit. Linear time.
+ * The k largest of a list's scores, vectorised; the ids are those of topk_ref.c bit for bit. Linear
+ * time.
  *
  * Knows nothing of ids. First a bound that at least k scores reach: score i is in set i % m, and
  * the k-th largest of the m >= 4k maxima of sets is reached by k of them. A second pass keeps what
  * is above the bound (less than 1.2 k of scores in random order) and the first k that equal it, so
  * equal scores, zeros above all, cost no more than others. The k-th largest of those above is
- * found exactly. A short row is its own sets. m is an odd number of vectors, so that what repeats
+ * found exactly. A short list is its own sets. m is an odd number of vectors, so that what repeats
  * with every page, or rises and falls slowly, is spread over all sets.
  *
- * Bound: two reads of the row, the first one from memory. Every k-th largest is found bit by bit
+ * Bound: two reads of the scores, the first one from memory. Every k-th largest is found bit by bit
  * with a vectorised count; 12 to 20 counts are usual, because one that is k ends the search.
  */
 
@@ -58,7 +59,7 @@ static int32_t threshold_of(const int32_t *orders, uint32_t count, uint32_t k)
     return threshold;
 }
 
-/* Vectors of the maxima of sets; 0 = the row is too short for its length to count. */
+/* Vectors of the maxima of sets; 0 = the list is too short for its length to count. */
 static uint32_t set_vectors(uint32_t count, uint32_t k)
 {
     const uint32_t vectors = kvf_max_u32(32, kvf_div_ceil_u32(k, VF_LANES / 4)) | 1;

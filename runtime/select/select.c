@@ -31,7 +31,7 @@ static kvf_status filter(kvf_step *step)
                                                       .scores = t->coarse.scores};
     const kvf_reduce_args reduce = {.kind = kv_group->config.group_reduce,
                                     .outputs = score_centroids.lists,
-                                    .rows = p->group,
+                                    .heads = p->group,
                                     .pages_max = score_centroids.stride,
                                     .scale = 1.0f,
                                     .cap = kvf_step_attention(step)->cap,
@@ -113,7 +113,7 @@ static kvf_status score_by_codes(kvf_step *step)
     const kvf_reduce_mass_args reduce = masses_of(step);
     const kvf_rotate_args rotate = {.dtype = p->shape.dtype,
                                     .head_dim = p->shape.head_dim,
-                                    .rows = step->rows * kv_group->config.query_heads,
+                                    .queries = step->rows * kv_group->config.query_heads,
                                     .scale = kvf_step_attention(step)->scale,
                                     .q = step->q,
                                     .y = t->by_codes.rotated,
@@ -196,7 +196,7 @@ kvf_status kvf_select_score(kvf_step *step)
     const uint32_t outputs = step->rows * kv_group->dims.choose_lists;
     const kvf_reduce_args reduce = {.kind = kv_group->config.group_reduce,
                                     .outputs = outputs,
-                                    .rows =
+                                    .heads =
                                         kv_group->config.query_heads / kv_group->dims.choose_lists,
                                     .pages_max = step->stride,
                                     .scale = kvf_step_attention(step)->scale,

@@ -357,7 +357,7 @@ static kvf_rotate_args rotate_args(const layers *d, uint32_t first, uint32_t row
     const size_t row = (size_t)first * HEADS * GROUP;
     return (kvf_rotate_args){.dtype = KVF_BF16,
                              .head_dim = HEAD_DIM,
-                             .rows = rows * HEADS * GROUP,
+                             .queries = rows * HEADS * GROUP,
                              .scale = 0.09f,
                              .q = d->q + row * kvf_key_bytes(&shape),
                              .y = d->rotated + row * HEAD_DIM,

@@ -97,7 +97,7 @@ static void make_context(check *c, context *x)
     const kvf_encode_args e = {.shape = s, .job_count = jobs, .jobs = job};
     const kvf_rotate_args r = {.dtype = x->dtype,
                                .head_dim = d,
-                               .rows = GROUP,
+                               .queries = GROUP,
                                .scale = 1.0f / sqrtf((float)d),
                                .q = q,
                                .y = x->y,

@@ -70,21 +70,21 @@ static void rotate_case(check *c, kvf_dtype dtype, uint32_t head_dim, check_data
 {
     if (!check_begin(c))
         return;
-    const uint32_t rows = 1 + check_below(c, 40);
-    const size_t count = (size_t)rows * head_dim;
-    kvf_rotate_args a = {.dtype = dtype, .head_dim = head_dim, .rows = rows};
+    const uint32_t queries = 1 + check_below(c, 40);
+    const size_t count = (size_t)queries * head_dim;
+    kvf_rotate_args a = {.dtype = dtype, .head_dim = head_dim, .queries = queries};
     a.scale = check_below(c, 4) ? 1.0f / sqrtf((float)head_dim) : 1e30f;
-    check_describe(c, "%s d=%u rows=%u scale=%g data=%d", check_dtype_name(dtype), head_dim, rows,
-                   (double)a.scale, (int)data);
+    check_describe(c, "%s d=%u queries=%u scale=%g data=%d", check_dtype_name(dtype), head_dim,
+                   queries, (double)a.scale, (int)data);
     void *q = check_in(c, count * kvf_dtype_bytes(dtype));
     check_fill(c, q, dtype, count, data);
     for (uint32_t n = check_below(c, 4); n; n--)
-        damage(c, q, dtype, rows, head_dim);
+        damage(c, q, dtype, queries, head_dim);
     a.q = q;
     a.y = check_changed(c, "y", count);
-    a.y_scale = check_changed(c, "y_scale", rows * sizeof(float));
+    a.y_scale = check_changed(c, "y_scale", queries * sizeof(float));
     CHECK_BOTH(c, rotate, &a);
-    for (uint32_t r = 0; r < rows; r++)
+    for (uint32_t r = 0; r < queries; r++)
         if (!(a.y_scale[r] >= 0.0f && a.y_scale[r] <= KVF_QUERY_SCALE_MAX))
             check_fail(c, "y_scale[%u] is %g", r, (double)a.y_scale[r]);
 }

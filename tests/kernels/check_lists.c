@@ -67,15 +67,15 @@ static void reduce_case(check *c, kvf_group_reduce kind, uint32_t pages, uint32_
         return;
     a.pages_max = pages + check_below(c, 9);
     a.outputs = 1 + check_below(c, 3);
-    a.rows = check_groups[check_below(c, CHECK_GROUPS)];
+    a.heads = check_groups[check_below(c, CHECK_GROUPS)];
     a.scale = 0.09f;
     a.cap = check_cap(c);
-    check_describe(c, "kind=%d outputs=%u rows=%u pages=%u data=%u", (int)kind, a.outputs, a.rows,
+    check_describe(c, "kind=%d outputs=%u heads=%u pages=%u data=%u", (int)kind, a.outputs, a.heads,
                    pages, data);
     const size_t outs = (size_t)a.outputs * a.pages_max;
-    float *scores = check_in(c, outs * a.rows * sizeof *scores);
+    float *scores = check_in(c, outs * a.heads * sizeof *scores);
     uint32_t *counts = check_in(c, a.outputs * sizeof *counts);
-    fill_scores(c, scores, outs * a.rows, data);
+    fill_scores(c, scores, outs * a.heads, data);
     for (uint32_t i = 0; i < a.outputs; i++)
         counts[i] = check_below(c, 3) ? pages : check_below(c, pages + 1);
     a.scores = scores;
@@ -86,18 +86,18 @@ static void reduce_case(check *c, kvf_group_reduce kind, uint32_t pages, uint32_
         CHECK_RUN(c, i ? c->var : c->ref, reduce, &a, i);
     }
     double magnitude = 0.0;
-    for (size_t i = 0; i < outs * a.rows; i++)
+    for (size_t i = 0; i < outs * a.heads; i++)
         if (isfinite(scores[i]))
             magnitude = fmax(magnitude, fabs((double)scores[i]));
     const double capped = fmin((double)a.cap, magnitude * (double)a.scale);
     if (a.cap > 0.0f)
         magnitude = capped;
-    double absolute = kind == KVF_GROUP_SUM ? a.rows * a.rows * 0x1p-24 * magnitude : 0.0;
+    double absolute = kind == KVF_GROUP_SUM ? a.heads * a.heads * 0x1p-24 * magnitude : 0.0;
     if (kind == KVF_GROUP_MEAN_SOFTMAX)
         /* x e^-x <= 0.37 bounds what the rounding of a logit does to its weight */
         absolute = 0.37 * 0x1p-22 + 4e-7;
     else if (kind == KVF_GROUP_SUM)
-        absolute += a.rows * 1e-6 * capped;
+        absolute += a.heads * 1e-6 * capped;
     if (kind == KVF_GROUP_MEAN_SOFTMAX)
         absolute += fmin(1.0, 2e-6 * capped);
     check_elements(c, "out", out[1], out[0], KVF_FP32, outs, absolute,

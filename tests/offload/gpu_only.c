@@ -304,20 +304,20 @@ static void check_replay(rig *r)
 
 /* ---- early starts ---- */
 
-#define LINKS  48u /* of the chain */
-#define BESIDE 8u  /* of them those of the branch */
-#define ROWS   256u
-#define DIM    128u
-#define STAGE  ((size_t)ROWS * DIM * 2) /* bytes that a link reads; it writes half as many */
-#define CHAIN  ((LINKS + BESIDE + 1) * STAGE)
-#define POISON 0x5a
+#define LINKS   48u /* of the chain */
+#define BESIDE  8u  /* of them those of the branch */
+#define QUERIES 256u
+#define DIM     128u
+#define STAGE   ((size_t)QUERIES * DIM * 2) /* bytes that a link reads; it writes half as many */
+#define CHAIN   ((LINKS + BESIDE + 1) * STAGE)
+#define POISON  0x5a
 
-/* Link i reads stage i, as ROWS rows of bf16, and writes a part of stage `to`. */
+/* Link i reads stage i, as QUERIES queries in bf16, and writes a part of stage `to`. */
 static kvf_rotate_args link_of(char *base, uint32_t i, uint32_t to)
 {
     return (kvf_rotate_args){.dtype = KVF_BF16,
                              .head_dim = DIM,
-                             .rows = ROWS,
+                             .queries = QUERIES,
                              .scale = 0.09f,
                              .q = base + i * STAGE,
                              .y = (int8_t *)base + to * STAGE,
