@@ -47,6 +47,8 @@ RETIRED = (
      r"kernels/observe/(observe|pool|profile)(_ref|_simd)?\.cu?$"),
     (r"[Rr]ows?|NO_ROW",
      r"kernels/(score/(digest|reduce|rotate|score_codes(_ref)?\.|score(_ref|_simd)?\.)|select/topk)"),
+    (r"[Rr]ows?",
+     r"runtime/(cache/(rings|select_policy\.c)|handle/|prune/(choose|policies|prune_))"),
 )
 
 

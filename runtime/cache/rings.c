@@ -123,17 +123,17 @@ static void carve_call(kvf_cache *cache, kvf_carver *k)
 {
     const kvf_cache_config *c = &cache->config;
     kvf_rings *z = cache->rings;
-    const uint64_t rows = kvf_max_u32(c->prefill_chunk_max, c->sequences_max);
-    const uint64_t row = kvf_key_bytes(&z->shape);
+    const uint64_t tokens = kvf_max_u32(c->prefill_chunk_max, c->sequences_max);
+    const uint64_t key = kvf_key_bytes(&z->shape);
     const uint64_t value = kvf_value_bytes(&z->shape);
     const uint64_t out = c->value_dim * kvf_dtype_bytes(kvf_query_dtype(c));
     const uint64_t lists = (uint64_t)c->sequences_max * z->streaming_max;
     const uint64_t splits = lists * z->splits_max;
     for (uint32_t kind = 0; kind < 2; kind++) {
-        KVF_CARVE(k, z->q[kind], rows, z->packed[kind], z->group, row);
-        KVF_CARVE(k, z->k[kind], rows, z->packed[kind], row);
-        KVF_CARVE(k, z->v[kind], rows, z->packed[kind], value);
-        KVF_CARVE(k, z->out[kind], rows, z->packed[kind], z->group, out);
+        KVF_CARVE(k, z->q[kind], tokens, z->packed[kind], z->group, key);
+        KVF_CARVE(k, z->k[kind], tokens, z->packed[kind], key);
+        KVF_CARVE(k, z->v[kind], tokens, z->packed[kind], value);
+        KVF_CARVE(k, z->out[kind], tokens, z->packed[kind], z->group, out);
         KVF_CARVE(k, z->lse[kind], c->sequences_max, z->packed[kind], z->group);
     }
     KVF_CARVE(k, z->spans, lists, z->blocks);

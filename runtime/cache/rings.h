@@ -30,13 +30,13 @@ struct kvf_rings {
     /* in host memory, of their own */
     uint32_t *heads;         /* [layers, kv_heads], see kvf_layer_group */
     kvf_rings_layer *layers; /* [layers] */
-    /* in device memory; rows = tokens of the longest chunk, or sequences_max */
+    /* in device memory; tokens of the longest chunk, or of a step of all sequences */
     char *chunk;   /* [chunk_blocks, streaming_max, page bytes] */
     char *hidden;  /* [streaming_max, page bytes] zeros, as it came: pages that no query sees */
-    char *q[2];    /* [rows, packed, group, head_dim]: of retrieval heads, of streaming heads */
-    char *k[2];    /* [rows, packed, head_dim] */
-    char *v[2];    /* [rows, packed, value_dim] */
-    char *out[2];  /* [rows, packed, group, value_dim] */
+    char *q[2];    /* [tokens, packed, group, head_dim]: of retrieval heads, of streaming heads */
+    char *k[2];    /* [tokens, packed, head_dim] */
+    char *v[2];    /* [tokens, packed, value_dim] */
+    char *out[2];  /* [tokens, packed, group, value_dim] */
     float *lse[2]; /* [sequences_max, packed, group] */
     kvf_span *spans;
     uint32_t *span_count;

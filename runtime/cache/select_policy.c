@@ -3,7 +3,7 @@
 /*
  * The table of selection policies.
  *
- * Knows no cache. Invariant: a row per value of KVF_SELECT_LIST.
+ * Knows no cache. Invariant: an entry per value of KVF_SELECT_LIST.
  */
 
 #include "select_policy.h"
@@ -58,7 +58,7 @@ static const kvf_select_policy policies[] = {
 };
 
 _Static_assert(sizeof policies / sizeof *policies == KVF_NAMES_HIGH(KVF_SELECT_LIST) + 1,
-               "a row per policy");
+               "an entry per policy");
 
 const kvf_select_policy *kvf_select_find(kvf_select select)
 {

@@ -5,8 +5,8 @@
 /*
  * Selection policies as data: how each chooses, what that needs, and what it makes of the settings.
  *
- * A policy is one row of select_policy.c, and its name and meaning are in KVF_SELECT_LIST. Knows no
- * step: the ways to choose are functions of select/.
+ * A policy is one entry of select_policy.c, and its name and meaning are in KVF_SELECT_LIST. Knows
+ * no step: the ways to choose are functions of select/.
  */
 
 #include <stdbool.h>

@@ -3,10 +3,10 @@
 /*
  * Part of policies.h. How policies choose tokens.
  *
- * A threshold is found digit by digit from the top: three passes over the row count the digits of
- * those that share the threshold's higher digits. One more pass takes all above the threshold and
- * the first of those at it. A pass reads index j before it writes place <= j, so a row may be
- * replaced by its own answer.
+ * A threshold is found digit by digit from the top: three passes over the numbers count the digits
+ * of those that share the threshold's higher digits. One more pass takes all above the threshold
+ * and the first of those at it. A pass reads index j before it writes place <= j, so an array may
+ * be replaced by its own answer.
  */
 
 #include "policies.h"
@@ -60,14 +60,14 @@ uint32_t kvf_choose_key(float score)
     return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
-/* One row, as scores or as keys. */
-typedef struct row {
+/* Numbers of one head, as scores or as keys. */
+typedef struct numbers {
     const float *scores; /* NULL = keys */
     const uint32_t *keys;
     uint32_t n;
-} row;
+} numbers;
 
-static inline uint32_t key_of(const row *r, uint32_t j)
+static inline uint32_t key_of(const numbers *r, uint32_t j)
 {
     return r->scores ? kvf_choose_key(r->scores[j]) : r->keys[j];
 }
@@ -76,7 +76,7 @@ static inline uint32_t key_of(const row *r, uint32_t j)
 #define DIGITS     (1u << DIGIT_BITS)
 
 /* The count-th highest key, count >= 1; *at is how many at it are among the count highest. */
-static uint32_t find_threshold(const row *r, uint32_t count, uint32_t *at)
+static uint32_t find_threshold(const numbers *r, uint32_t count, uint32_t *at)
 {
     static const uint32_t shifts[] = {32 - DIGIT_BITS, 32 - 2 * DIGIT_BITS, 0};
     uint32_t found = 0, mask = 0, rest = count;
@@ -99,7 +99,7 @@ static uint32_t find_threshold(const row *r, uint32_t count, uint32_t *at)
     return found;
 }
 
-static void choose(const row *r, uint32_t count, uint32_t *ids)
+static void choose(const numbers *r, uint32_t count, uint32_t *ids)
 {
     KVF_ASSERT(count <= r->n);
     if (count == 0)
@@ -118,12 +118,12 @@ static void choose(const row *r, uint32_t count, uint32_t *ids)
 
 void kvf_choose_best(const float *scores, uint32_t n, uint32_t count, uint32_t *ids)
 {
-    choose(&(row){.scores = scores, .n = n}, count, ids);
+    choose(&(numbers){.scores = scores, .n = n}, count, ids);
 }
 
 void kvf_choose_top_keys(const uint32_t *keys, uint32_t n, uint32_t count, uint32_t *ids)
 {
-    choose(&(row){.keys = keys, .n = n}, count, ids);
+    choose(&(numbers){.keys = keys, .n = n}, count, ids);
 }
 
 void kvf_choose_range(uint32_t first, uint32_t count, uint32_t *ids)

@@ -4,8 +4,8 @@
  * Part of kvferry/prune.h. Hidden states that wait until there is time: in host memory, or in a
  * private file behind a small window of it.
  *
- * Knows rows and bytes, not what they are of. Invariant: a row is moved by one copy of the stream,
- * to or from memory that no other row has until that copy is done.
+ * Knows states and bytes, not what they are of. Invariant: a state is moved by one copy of the
+ * stream, to or from memory that no other state has until that copy is done.
  */
 
 #include <kvferry/prune.h>
@@ -15,9 +15,9 @@
 #include "settings.h"
 
 /* Pinned memory comes in pieces below 1 GiB. */
-#define PIECE_BYTES   ((uint64_t)512 << 20)
-#define WINDOW_BYTES  ((uint64_t)4 << 20)
-#define ROW_BYTES_MAX ((uint64_t)64 << 20)
+#define PIECE_BYTES     ((uint64_t)512 << 20)
+#define WINDOW_BYTES    ((uint64_t)4 << 20)
+#define STATE_BYTES_MAX ((uint64_t)64 << 20)
 
 typedef struct hidden_piece {
     void *host;   /* as it is freed */
@@ -26,21 +26,21 @@ typedef struct hidden_piece {
 
 struct kvf_hidden {
     kvf_runtime *runtime;
-    size_t row_bytes;
-    uint32_t rows_max;
-    uint32_t piece_rows; /* of each piece but the last */
+    size_t state_bytes;
+    uint32_t states_max;
+    uint32_t piece_states; /* of each piece but the last */
     uint32_t piece_count;
-    hidden_piece *pieces; /* of all rows; with a file there is one, the window */
+    hidden_piece *pieces; /* of all states; with a file there is one, the window */
     bool on_disk;
     kvf_disk_file file;
 };
 
 /* ---- open and close ---- */
 
-static uint32_t rows_of_piece(uint64_t row_bytes, uint32_t rows_max, bool on_disk)
+static uint32_t states_of_piece(uint64_t state_bytes, uint32_t states_max, bool on_disk)
 {
-    const uint64_t rows = (on_disk ? WINDOW_BYTES : PIECE_BYTES) / row_bytes;
-    return rows < 1 ? 1 : rows < rows_max ? (uint32_t)rows : rows_max;
+    const uint64_t states = (on_disk ? WINDOW_BYTES : PIECE_BYTES) / state_bytes;
+    return states < 1 ? 1 : states < states_max ? (uint32_t)states : states_max;
 }
 
 void kvf_hidden_plan_make_sized(uint64_t row_bytes, uint32_t rows_max, int on_disk,
@@ -49,7 +49,7 @@ void kvf_hidden_plan_make_sized(uint64_t row_bytes, uint32_t rows_max, int on_di
     const uint64_t all = row_bytes * rows_max;
     kvf_hidden_plan own = {.host_bytes = all};
     if (on_disk && all) {
-        own.host_bytes = row_bytes * rows_of_piece(row_bytes, rows_max, true);
+        own.host_bytes = row_bytes * states_of_piece(row_bytes, rows_max, true);
         own.disk_bytes = all;
     }
     KVF_SIZED_GIVE(plan, size, &own);
@@ -59,8 +59,8 @@ static kvf_status take_pieces(kvf_hidden *h)
 {
     for (uint32_t i = 0; i < h->piece_count; i++) {
         void *device = NULL;
-        const uint32_t rest = h->rows_max - i * h->piece_rows;
-        KVF_TRY(kvf_pinned_alloc(h->runtime, kvf_min_u32(rest, h->piece_rows) * h->row_bytes,
+        const uint32_t rest = h->states_max - i * h->piece_states;
+        KVF_TRY(kvf_pinned_alloc(h->runtime, kvf_min_u32(rest, h->piece_states) * h->state_bytes,
                                  &h->pieces[i].host, &device));
         h->pieces[i].device = device;
     }
@@ -70,15 +70,15 @@ static kvf_status take_pieces(kvf_hidden *h)
 static kvf_status open_hidden(kvf_hidden *h, const char *disk_path)
 {
     h->file = (kvf_disk_file){.buffered = -1, .direct = -1};
-    h->piece_rows = rows_of_piece(h->row_bytes, h->rows_max, h->on_disk);
-    h->piece_count = h->on_disk ? 1 : (h->rows_max - 1) / h->piece_rows + 1;
+    h->piece_states = states_of_piece(h->state_bytes, h->states_max, h->on_disk);
+    h->piece_count = h->on_disk ? 1 : (h->states_max - 1) / h->piece_states + 1;
     h->pieces = kvf_alloc(h->runtime->context, h->piece_count, sizeof *h->pieces);
     if (!h->pieces)
         KVF_FAIL(h->runtime->context, KVF_OUT_OF_MEMORY, "no memory for hidden states of %u rows",
-                 h->rows_max);
+                 h->states_max);
     KVF_TRY(take_pieces(h));
     return h->on_disk ? kvf_disk_file_open(h->runtime->context, disk_path,
-                                           (uint64_t)h->row_bytes * h->rows_max, &h->file)
+                                           (uint64_t)h->state_bytes * h->states_max, &h->file)
                       : KVF_OK;
 }
 
@@ -86,18 +86,18 @@ kvf_status kvf_hidden_open(kvf_runtime *runtime, uint64_t row_bytes, uint32_t ro
                            const char *disk_path, kvf_hidden **out)
 {
     KVF_CHECK_OPENS(runtime, runtime, out);
-    if (row_bytes == 0 || row_bytes > ROW_BYTES_MAX || rows_max == 0)
+    if (row_bytes == 0 || row_bytes > STATE_BYTES_MAX || rows_max == 0)
         KVF_FAIL(runtime->context, KVF_INVALID,
                  "row_bytes = %llu, rows_max = %u: a row has 1 to %llu bytes, and there is one or "
                  "more",
-                 (unsigned long long)row_bytes, rows_max, (unsigned long long)ROW_BYTES_MAX);
+                 (unsigned long long)row_bytes, rows_max, (unsigned long long)STATE_BYTES_MAX);
     kvf_hidden *h = kvf_alloc(runtime->context, 1, sizeof *h);
     if (!h)
         KVF_FAIL(runtime->context, KVF_OUT_OF_MEMORY, "no memory for hidden states");
     h->runtime = runtime;
     kvf_context_hold(runtime->context);
-    h->row_bytes = row_bytes;
-    h->rows_max = rows_max;
+    h->state_bytes = row_bytes;
+    h->states_max = rows_max;
     h->on_disk = disk_path != NULL;
     const kvf_status status = open_hidden(h, disk_path);
     if (status == KVF_OK)
@@ -121,11 +121,11 @@ void kvf_hidden_close(kvf_hidden *h)
     kvf_context_release(context);
 }
 
-/* ---- rows ---- */
+/* ---- states ---- */
 
-/* Rows that lie together. */
+/* States that lie together. */
 typedef struct hidden_span {
-    uint32_t rows;
+    uint32_t count;
     size_t bytes;
     char *host, *device;
     uint64_t offset; /* in the file */
@@ -133,24 +133,24 @@ typedef struct hidden_span {
 
 static hidden_span span_at(const kvf_hidden *h, uint32_t first, uint32_t rest)
 {
-    const hidden_piece *piece = &h->pieces[h->on_disk ? 0 : first / h->piece_rows];
-    const uint32_t at = h->on_disk ? 0 : first % h->piece_rows;
-    const uint32_t rows = kvf_min_u32(rest, h->piece_rows - at);
-    return (hidden_span){.rows = rows,
-                         .bytes = rows * h->row_bytes,
-                         .host = (char *)piece->host + at * h->row_bytes,
-                         .device = piece->device + at * h->row_bytes,
-                         .offset = (uint64_t)first * h->row_bytes};
+    const hidden_piece *piece = &h->pieces[h->on_disk ? 0 : first / h->piece_states];
+    const uint32_t at = h->on_disk ? 0 : first % h->piece_states;
+    const uint32_t count = kvf_min_u32(rest, h->piece_states - at);
+    return (hidden_span){.count = count,
+                         .bytes = count * h->state_bytes,
+                         .host = (char *)piece->host + at * h->state_bytes,
+                         .device = piece->device + at * h->state_bytes,
+                         .offset = (uint64_t)first * h->state_bytes};
 }
 
-static kvf_status check_rows(const kvf_hidden *h, uint32_t first, uint32_t count,
-                             const void *memory, const kvf_stream *stream)
+static kvf_status check_states(const kvf_hidden *h, uint32_t first, uint32_t count,
+                               const void *memory, const kvf_stream *stream)
 {
     KVF_TRY(kvf_handle_check(h ? h->runtime->context : NULL, "hidden"));
     KVF_TRY(kvf_stream_check(h->runtime->device, stream));
-    if (first > h->rows_max || count > h->rows_max - first)
+    if (first > h->states_max || count > h->states_max - first)
         KVF_FAIL(h->runtime->context, KVF_INVALID,
-                 "first = %u, count = %u: there is room for %u rows", first, count, h->rows_max);
+                 "first = %u, count = %u: there is room for %u rows", first, count, h->states_max);
     if (!memory && count > 0)
         KVF_FAIL(h->runtime->context, KVF_INVALID, "rows is NULL with count = %u", count);
     return KVF_OK;
@@ -160,15 +160,15 @@ kvf_status kvf_hidden_put(kvf_hidden *h, uint32_t first, uint32_t count, const v
                           kvf_stream *stream)
 {
     const char *from = rows;
-    KVF_TRY(check_rows(h, first, count, rows, stream));
+    KVF_TRY(check_states(h, first, count, rows, stream));
     for (uint32_t done = 0; done < count;) {
         const hidden_span s = span_at(h, first + done, count - done);
-        KVF_TRY(kvf_memory_copy(stream, s.device, from + done * h->row_bytes, s.bytes));
+        KVF_TRY(kvf_memory_copy(stream, s.device, from + done * h->state_bytes, s.bytes));
         if (h->on_disk) {
             KVF_TRY(kvf_stream_wait(stream));
             KVF_TRY(kvf_disk_file_write(&h->file, h->runtime->context, s.offset, s.bytes, s.host));
         }
-        done += s.rows;
+        done += s.count;
     }
     return KVF_OK;
 }
@@ -177,15 +177,15 @@ kvf_status kvf_hidden_get(kvf_hidden *h, uint32_t first, uint32_t count, void *r
                           kvf_stream *stream)
 {
     char *to = rows;
-    KVF_TRY(check_rows(h, first, count, rows, stream));
+    KVF_TRY(check_states(h, first, count, rows, stream));
     for (uint32_t done = 0; done < count;) {
         const hidden_span s = span_at(h, first + done, count - done);
         if (h->on_disk)
             KVF_TRY(kvf_disk_file_read(&h->file, h->runtime->context, s.offset, s.bytes, s.host));
-        KVF_TRY(kvf_memory_copy(stream, to + done * h->row_bytes, s.device, s.bytes));
+        KVF_TRY(kvf_memory_copy(stream, to + done * h->state_bytes, s.device, s.bytes));
         if (h->on_disk)
             KVF_TRY(kvf_stream_wait(stream));
-        done += s.rows;
+        done += s.count;
     }
     return KVF_OK;
 }

@@ -36,9 +36,10 @@ uint32_t kvf_fastkv_layer(const kvf_prune_settings *settings, uint32_t layers);
 uint32_t kvf_gemfilter_layer(const kvf_prune_settings *settings, uint32_t layers);
 
 /*
- * How policies choose tokens: shares of a count, the best of a row, the window added to them.
+ * How policies choose tokens: shares of a count, the best of a head's scores, the window added to
+ * them.
  *
- * Pure functions on the host that allocate nothing: the best of a row are found by counting digits
+ * Pure functions on the host that allocate nothing: the best of a head are found by counting digits
  * of the scores (linear time), and what has to be summed first is written where the answer will be.
  * Invariants: ids ascend; of equal scores the lower index is taken; -0 equals 0; NaN loses against
  * every number. An answer's `keep` has room for kv_heads * tokens, its `propagate` for tokens.

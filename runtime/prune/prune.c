@@ -267,7 +267,7 @@ static kvf_status measure(kvf_prune *prune, kvf_prune_slot *slot, uint32_t needs
     return KVF_OK;
 }
 
-/* The queries of a chunk over all tokens so far, added up; the sums have a row per KV head of as
+/* The queries of a chunk over all tokens so far, added up; the sums have a vector per KV head of as
  * many tokens as the layer gets. */
 static kvf_status add_queries(kvf_prune *prune, kvf_prune_slot *slot, const kvf_prefill_args *args,
                               kvf_stream *stream)

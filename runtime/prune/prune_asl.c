@@ -90,9 +90,9 @@ static const char *asl_check(const kvf_prune_settings *settings, const kvf_prune
 
 static size_t asl_state_bytes(const kvf_prune_settings *settings, const kvf_prune_shape *shape)
 {
-    const size_t rows =
+    const size_t layers =
         settings->layer != KVF_PRUNE_LAYER_AUTO ? 1 : observed_of(settings, shape->layers);
-    return sizeof(asl_state) + (rows + 2) * shape->tokens_max * sizeof(uint32_t);
+    return sizeof(asl_state) + (layers + 2) * shape->tokens_max * sizeof(uint32_t);
 }
 
 /* Whether KV heads may keep fewer tokens than the layer gets. */
@@ -119,10 +119,10 @@ static uint32_t asl_needs(const kvf_prune_view *view)
     return propagates && !s->is_idle && is_ranked ? KVF_PRUNE_SCORES : KVF_PRUNE_NOTHING;
 }
 
-/* Ranks of the candidates into row; order of the token at equal scores. Stable counting sorts by
+/* Ranks of the candidates into ranks; order of the token at equal scores. Stable counting sorts by
  * digits, lowest first, of keys that fall as scores rise. */
 static void rank_candidates(const kvf_prune_view *view, uint32_t *keys, uint32_t *order,
-                            uint32_t *row)
+                            uint32_t *ranks)
 {
     static const uint32_t shifts[TURNS] = {0, DIGIT_BITS, 2 * DIGIT_BITS};
     uint32_t place[TURNS][DIGITS] = {0};
@@ -142,7 +142,7 @@ static void rank_candidates(const kvf_prune_view *view, uint32_t *keys, uint32_t
     }
     const uint32_t *from = NULL; /* 0, 1, ... */
     for (uint32_t t = 0; t < TURNS; t++) {
-        uint32_t *to = t % 2 ? row : order;
+        uint32_t *to = t % 2 ? ranks : order;
         for (uint32_t i = 0; i < n; i++) {
             const uint32_t j = from ? from[i] : i;
             to[place[t][keys[j] >> shifts[t] & (DIGITS - 1)]++] = j;
@@ -150,11 +150,11 @@ static void rank_candidates(const kvf_prune_view *view, uint32_t *keys, uint32_t
         from = to;
     }
     for (uint32_t i = 0; i < n; i++)
-        row[order[i]] = i + 1;
+        ranks[order[i]] = i + 1;
 }
 
-/* Mean over tokens that are among the `best` first of any row of the variance of their ranks. */
-static double rank_variance(const uint32_t *ranks, uint32_t rows, uint32_t stride, uint32_t n,
+/* Mean over tokens that are among the `best` first of any layer of the variance of their ranks. */
+static double rank_variance(const uint32_t *ranks, uint32_t layers, uint32_t stride, uint32_t n,
                             uint32_t best)
 {
     double total = 0.0;
@@ -162,21 +162,21 @@ static double rank_variance(const uint32_t *ranks, uint32_t rows, uint32_t strid
     for (uint32_t j = 0; j < n; j++) {
         uint64_t sum = 0;
         uint32_t least = UINT32_MAX;
-        for (uint32_t l = 0; l < rows; l++) {
+        for (uint32_t l = 0; l < layers; l++) {
             const uint32_t rank = ranks[(size_t)l * stride + j];
             least = kvf_min_u32(least, rank);
             sum += rank;
         }
         if (least > best)
             continue;
-        const double mean = (double)sum / rows;
-        for (uint32_t l = 0; l < rows; l++) {
+        const double mean = (double)sum / layers;
+        for (uint32_t l = 0; l < layers; l++) {
             const double off = (double)ranks[(size_t)l * stride + j] - mean;
             total += off * off;
         }
         tokens++;
     }
-    return tokens ? total / ((double)tokens * rows) : 0.0;
+    return tokens ? total / ((double)tokens * layers) : 0.0;
 }
 
 /* To the variance of the first layer that is judged. */
@@ -190,12 +190,12 @@ static double relative_variance(asl_state *s, double variance)
 }
 
 /* The tokens of rank 1 .. best, and the window. */
-static void propagate_best(const kvf_prune_view *view, const uint32_t *row, uint32_t best,
+static void propagate_best(const kvf_prune_view *view, const uint32_t *ranks, uint32_t best,
                            kvf_prune_answer *answer)
 {
     uint32_t count = 0;
     for (uint32_t j = 0; j < view->candidates; j++)
-        if (row[j] <= best)
+        if (ranks[j] <= best)
             answer->propagate[count++] = j;
     const uint32_t window = view->tokens - view->candidates;
     kvf_choose_range(view->candidates, window, answer->propagate + count);
@@ -208,7 +208,7 @@ static void asl_decide(const kvf_prune_view *view, kvf_prune_answer *answer)
     asl_state *s = view->state;
     const asl_layers at = asl_layers_of(settings, view->layers);
     const bool is_given = settings->layer != KVF_PRUNE_LAYER_AUTO;
-    const uint32_t rows = is_given ? 1 : observed_of(settings, view->layers);
+    const uint32_t observed = is_given ? 1 : observed_of(settings, view->layers);
     if (view->pass || view->candidates == 0)
         return;
     if (keeps_some(settings, s))
@@ -221,13 +221,13 @@ static void asl_decide(const kvf_prune_view *view, kvf_prune_answer *answer)
     if (s->is_idle || view->layer < at.ranked || view->layer > at.last)
         return;
     const uint32_t best = kvf_max_u32(budget, window) - window; /* < n */
-    /* Room for the longest prompt; the rows of this one lie close together. */
-    uint32_t *ranks = (uint32_t *)(s + 1), *row = ranks + (size_t)(view->layer % rows) * n;
-    uint32_t *keys = ranks + (size_t)rows * n, *order = keys + n;
-    rank_candidates(view, keys, order, row);
+    /* Room for the longest prompt; the ranks of this one lie close together. */
+    uint32_t *ranks = (uint32_t *)(s + 1), *own = ranks + (size_t)(view->layer % observed) * n;
+    uint32_t *keys = ranks + (size_t)observed * n, *order = keys + n;
+    rank_candidates(view, keys, order, own);
     bool is_chosen = view->layer == at.last && at.falls_back;
     if (!is_chosen && view->layer >= at.judged) {
-        answer->measure = relative_variance(s, rank_variance(ranks, rows, n, n, best));
+        answer->measure = relative_variance(s, rank_variance(ranks, observed, n, n, best));
         is_chosen = answer->measure < (double)settings->threshold;
     }
     if (!is_chosen)
@@ -235,7 +235,7 @@ static void asl_decide(const kvf_prune_view *view, kvf_prune_answer *answer)
     s->is_chosen = 1;
     answer->is_chosen = 1;
     answer->restart = settings->two_pass;
-    propagate_best(view, row, best, answer);
+    propagate_best(view, own, best, answer);
     s->is_bounded =
         !settings->two_pass && kvf_keep_count(settings, view->prompt) < answer->propagate_count;
 }

@@ -166,8 +166,8 @@ static kvf_status decide(kvf_prune *prune, const chunk *c, const question *q,
 
 /* ---- keeping ---- */
 
-/* One KV head's row of the answer, in the view's indexes: the layer's in its place. */
-static void place_row(uint32_t *to, const uint32_t *from, uint32_t count, const question *q)
+/* One KV head's part of the answer, in the view's indexes: the layer's in its place. */
+static void place_head(uint32_t *to, const uint32_t *from, uint32_t count, const question *q)
 {
     memmove(to + q->begin, from, (count - q->begin) * sizeof *to);
     for (uint32_t i = 0; i < q->begin; i++)
@@ -183,11 +183,11 @@ static uint32_t place(kvf_prune *prune, const chunk *c, const question *q,
                       const kvf_prune_answer *answer)
 {
     const uint32_t dropped = q->needs & KVF_PRUNE_SCORES ? c->patch : 0;
-    const uint32_t row = answer->keep_count, count = q->begin + row - dropped;
-    /* Rows get longer or shorter: none may reach one that is still to be moved. */
+    const uint32_t kept = answer->keep_count, count = q->begin + kept - dropped;
+    /* Parts get longer or shorter: none may reach one that is still to be moved. */
     for (uint32_t i = 0; i < q->view.kv_heads; i++) {
-        const uint32_t h = count < row ? i : q->view.kv_heads - 1 - i;
-        place_row(prune->keep + (size_t)h * count, answer->keep + (size_t)h * row, count, q);
+        const uint32_t h = count < kept ? i : q->view.kv_heads - 1 - i;
+        place_head(prune->keep + (size_t)h * count, answer->keep + (size_t)h * kept, count, q);
     }
     return count;
 }

@@ -90,7 +90,7 @@ typedef struct kvf_snapshot {
     char *store;           /* [heads, store_tokens, token bytes] */
     uint64_t *bits;        /* [heads, sealed] */
     uint32_t *share;       /* [2] */
-    char *queries;         /* [query_window, heads * group, row bytes] */
+    char *queries;         /* [query_window, heads * group, key bytes] */
     char *spare;           /* [heads, block bytes] of one head */
     uint32_t *chosen_at;   /* [heads, pages of sealed blocks] as in kvf_row */
 } kvf_snapshot;

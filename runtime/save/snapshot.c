@@ -100,7 +100,7 @@ void kvf_snapshot_scrub(const kvf_saved_head *head, const kvf_saved_layer *l,
 {
     const kvf_shape shape = kvf_saved_shape(head);
     const size_t token = kvf_token_bytes(&shape), run = head->block_size * token;
-    const size_t row = l->heads * (head->query_heads / head->kv_heads) * kvf_key_bytes(&shape);
+    const size_t queries = l->heads * (head->query_heads / head->kv_heads) * kvf_key_bytes(&shape);
     const uint32_t blocks = kvf_saved_blocks(head, l), last = l->length % head->block_size;
     for (uint32_t h = 0; last && h < l->heads; h++)
         memset(tail + (blocks - 1 - l->sealed) * kvf_saved_block_bytes(head, l) + h * run +
@@ -113,7 +113,8 @@ void kvf_snapshot_scrub(const kvf_saved_head *head, const kvf_saved_layer *l,
         memset(snapshot->store + first * token, 0, rest * token);
     }
     if (snapshot->queries && l->queries < l->query_window)
-        memset(snapshot->queries + l->queries * row, 0, (l->query_window - l->queries) * row);
+        memset(snapshot->queries + l->queries * queries, 0,
+               (l->query_window - l->queries) * queries);
 }
 
 /* ---- numbers of a snapshot ---- */

@@ -3,20 +3,20 @@
 /*
  * Part of retain.h. Keeping some tokens of a layer and dropping the others.
  *
- * Knows no policy. Pages of the front that stay as they are stay where they are; of the rest, rows
- * are taken by index and appended again, chunk by chunk. That may run in place: ids ascend, so
- * token i comes from token i or a later one, and when page p is written everything that is still to
- * be taken lies after it. Only the ring is written before its pages are taken, so it is copied
+ * Knows no policy. Pages of the front that stay as they are stay where they are; of the rest,
+ * tokens are taken by index and appended again, chunk by chunk. That may run in place: ids ascend,
+ * so token i comes from token i or a later one, and when page p is written everything that is still
+ * to be taken lies after it. Only the ring is written before its pages are taken, so it is copied
  * first. Blocks of the pool are used again; a block that a fork shares is replaced by one of this
  * sequence's own, and that is the only thing that can be refused.
  *
  * A layer whose tokens are in a static set, or were, is built anew from its first page: bits and
  * digests of its pages say what left them.
  *
- * Where pages are quantized, rows are taken from the layer in full precision (kvf_dequantized_row),
- * in which the block that was sealed last is as it came. They go to the sink and to the window. A
- * token that is sealed again moves as it was quantized, in place likewise, so no token is quantized
- * twice but those that come back to the window.
+ * Where pages are quantized, tokens are taken from the layer in full precision
+ * (kvf_dequantized_row), in which the block that was sealed last is as it came. They go to the sink
+ * and to the window. A token that is sealed again moves as it was quantized, in place likewise, so
+ * no token is quantized twice but those that come back to the window.
  */
 
 #include "addressable.h"
@@ -62,11 +62,11 @@ static keep_work carve_work(const kvf_kv_group *kv_group, kvf_carver *k)
 {
     const kvf_cache_config *c = &kv_group->config;
     const kvf_paging *p = &kv_group->dims.paging;
-    const uint64_t row = kvf_key_bytes(&p->shape), value = kvf_value_bytes(&p->shape);
+    const uint64_t key = kvf_key_bytes(&p->shape), value = kvf_value_bytes(&p->shape);
     keep_work w;
-    KVF_CARVE(k, w.k, chunk_tokens(kv_group), c->kv_heads, row);
+    KVF_CARVE(k, w.k, chunk_tokens(kv_group), c->kv_heads, key);
     KVF_CARVE(k, w.v, chunk_tokens(kv_group), c->kv_heads, value);
-    KVF_CARVE(k, w.queries, p->query_window, c->query_heads, row);
+    KVF_CARVE(k, w.queries, p->query_window, c->query_heads, key);
     KVF_CARVE(k, w.ring, p->ring_blocks, kvf_block_bytes(p));
     KVF_CARVE(k, w.blocks, p->blocks_max);
     KVF_CARVE(k, w.quantized, kvf_quantizes_pages(kv_group) ? p->blocks_max : 0);

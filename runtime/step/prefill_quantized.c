@@ -51,12 +51,12 @@ static kvf_status attend(kvf_step *step, const kvf_prefill_args *args, uint32_t 
 {
     const kvf_kv_group *kv_group = step->kv_group;
     const kvf_shape *s = &kv_group->dims.paging.shape;
-    const size_t row = (size_t)(first - base) * kv_group->config.query_heads;
+    const size_t at = (size_t)(first - base) * kv_group->config.query_heads;
     kvf_prefill_args group = *args;
     group.tokens = end - first;
-    group.q = (const char *)args->q + row * kvf_key_bytes(s);
+    group.q = (const char *)args->q + at * kvf_key_bytes(s);
     const kvf_shape out = kvf_out_shape(step->cache, s);
-    group.out = (char *)args->out + row * kvf_value_bytes(&out);
+    group.out = (char *)args->out + at * kvf_value_bytes(&out);
     return kvf_chunk_attend(step, &group, first, kv_group->tables.scratch.table);
 }
 

@@ -22,12 +22,12 @@ static const kvf_rings *rings_of(const kvf_heads_call *call)
     return call->step->cache->rings;
 }
 
-kvf_heads_call kvf_heads_call_of(kvf_step *step, uint32_t rows)
+kvf_heads_call kvf_heads_call_of(kvf_step *step, uint32_t tokens)
 {
     const uint32_t streaming = kvf_streaming_count(step->cache, step->layer);
     return (kvf_heads_call){.step = step,
                             .streaming = streaming,
-                            .rows = rows,
+                            .tokens = tokens,
                             .is_mixed = streaming && step->kv_group};
 }
 
@@ -82,14 +82,14 @@ void kvf_heads_take_jobs(kvf_heads_call *call)
 {
     const kvf_rings *z = rings_of(call);
     const uint32_t count = call->step->cache->config.kv_heads;
-    const size_t row = kvf_key_bytes(&z->shape), value = kvf_value_bytes(&z->shape);
+    const size_t key = kvf_key_bytes(&z->shape), value = kvf_value_bytes(&z->shape);
     const kvf_shape out = kvf_out_shape(call->step->cache, &z->shape);
     uint32_t *heads;
     kvf_heads_job *jobs;
     KVF_TAKE(call->step, heads, call->heads, count);
     KVF_TAKE(call->step, jobs, call->pack_jobs.jobs, KVF_HEADS_JOBS_MAX);
     memcpy(heads, call->step->cache->layer_groups[call->step->layer].heads, count * sizeof *heads);
-    call->pack_jobs.tokens = call->rows;
+    call->pack_jobs.tokens = call->tokens;
     call->unpack_jobs = call->pack_jobs;
     if (!call->is_mixed)
         return;
@@ -97,10 +97,10 @@ void kvf_heads_take_jobs(kvf_heads_call *call)
     for (int kind = 0; kind < 2; kind++) {
         const kvf_packed_heads h = kvf_heads_packed(call, kind);
         if (call->q)
-            jobs[n++] = pack(job_of(call, kind, z->group * row), call->q, h.q);
+            jobs[n++] = pack(job_of(call, kind, z->group * key), call->q, h.q);
         if (kind && !call->is_chunk)
             continue; /* a step appends to the ring from the caller's keys and values */
-        jobs[n++] = pack(job_of(call, kind, row), call->k, h.k);
+        jobs[n++] = pack(job_of(call, kind, key), call->k, h.k);
         jobs[n++] = pack(job_of(call, kind, value), call->v, h.v);
     }
     call->pack_jobs.job_count = n;
@@ -196,7 +196,7 @@ kvf_streaming_chunk kvf_streaming_take_chunk(const kvf_heads_call *call)
     const kvf_row row = row_of(call->step->states[0]);
     kvf_streaming_chunk c = {.ring = *ring_of(call->step->cache, call->step->layer),
                              .blocks = row.ring,
-                             .base = row.length - call->rows,
+                             .base = row.length - call->tokens,
                              .keep.per_task = 1};
     const uint32_t first = c.base / page_size, last = (row.length - 1) / page_size;
     const uint32_t window = kvf_ring_first(&c.ring, c.base + 1);
@@ -242,7 +242,7 @@ static kvf_status append_chunk(const kvf_heads_call *call, const kvf_streaming_c
     const uint32_t page_size = c->ring.shape.page_size;
     const kvf_repack_args repack = {.shape = c->ring.shape,
                                     .kv_heads = c->ring.heads,
-                                    .tokens = call->rows,
+                                    .tokens = call->tokens,
                                     .first = c->base % page_size,
                                     .k = heads.k,
                                     .v = heads.v,
@@ -270,7 +270,7 @@ kvf_status kvf_streaming_prefill(const kvf_heads_call *call, const kvf_streaming
     const kvf_prefill_kernel_args attend = {.shape = c->ring.shape,
                                             .kv_heads = c->ring.heads,
                                             .group = rings_of(call)->group,
-                                            .tokens = call->rows,
+                                            .tokens = call->tokens,
                                             .base = c->base - c->shift * c->ring.shape.page_size,
                                             .sink = c->ring.sink,
                                             .window = c->ring.recent,
@@ -294,8 +294,8 @@ static void take_rows(kvf_heads_call *call)
 {
     const kvf_step *step = call->step;
     kvf_row *row;
-    KVF_TAKE(call->step, row, call->row, call->rows);
-    for (uint32_t b = 0; b < call->rows; b++)
+    KVF_TAKE(call->step, row, call->row, call->tokens);
+    for (uint32_t b = 0; b < call->tokens; b++)
         row[b] = row_of(step->states[b]);
 }
 
@@ -323,7 +323,7 @@ kvf_status kvf_streaming_decode(const kvf_heads_call *call)
     const kvf_packed_heads heads = kvf_heads_packed(call, true);
     const uint32_t kv_heads = cache->config.kv_heads;
     const kvf_ring_args ring = {.ring = *ring_of(cache, step->layer),
-                                .rows = call->rows,
+                                .rows = call->tokens,
                                 .kv_heads = kv_heads,
                                 .spans_max = kvf_ring_total(ring_of(cache, step->layer)),
                                 .head = call->heads + kv_heads - call->streaming,
@@ -334,7 +334,7 @@ kvf_status kvf_streaming_decode(const kvf_heads_call *call)
                                 .span_count = z->span_count};
     const kvf_attend_args attend = {.shape = z->shape,
                                     .pass = KVF_PASS_ALL,
-                                    .lists = call->rows * ring.ring.heads,
+                                    .lists = call->tokens * ring.ring.heads,
                                     .group = z->group,
                                     .spans_max = ring.spans_max,
                                     .split = kvf_ring_split(&ring.ring),

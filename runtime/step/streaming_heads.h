@@ -23,16 +23,16 @@ typedef struct kvf_heads_call {
     uint32_t streaming;    /* heads */
     const void *q, *k, *v; /* the caller's; q NULL = append only */
     void *out;
-    float *lse;    /* may be NULL */
-    uint32_t rows; /* tokens of a chunk, or sequences of a batch */
+    float *lse;      /* may be NULL */
+    uint32_t tokens; /* of a chunk, or one of each row of a batch */
     bool is_chunk;
     bool is_mixed;         /* heads of both kinds: they are packed */
     const uint32_t *heads; /* of the layer (kvf_layer_group), on the device */
-    const kvf_row *row;    /* [rows] of a batch, on the device */
+    const kvf_row *row;    /* [tokens] of a batch, on the device */
     kvf_heads_args pack_jobs, unpack_jobs;
 } kvf_heads_call;
 /* Without the caller's buffers. */
-kvf_heads_call kvf_heads_call_of(kvf_step *step, uint32_t rows);
+kvf_heads_call kvf_heads_call_of(kvf_step *step, uint32_t tokens);
 
 /* Where the heads of a kind are: packed, or the caller's where there is one kind only. */
 typedef struct kvf_packed_heads {
