@@ -15,10 +15,13 @@
  * written back: `block_size` tokens of all KV heads, [kv_heads, block_size, head_dim + value_dim],
  * so that a KV head's part of it, a *run*, is block_pages pages.
  *
- * A *row* is one layer of one sequence, described by a kvf_row whose pointers are device memory. A
- * *list* is a row's pages for one KV head (lists == kv_heads) or one query head (lists == query
- * heads). Block b of a row holds tokens b * block_size ... and lies at blocks[b]. Blocks below
- * `sealed` are complete; their pages have digests and may be selected. The others are the window.
+ * A *row* is one layer of one sequence as of one of its tokens, described by a kvf_row whose
+ * pointers are device memory. A step has a row per token, and rows of one sequence share its
+ * tables; under block tables of the caller a request is a row. Calls without tokens, as a cut,
+ * have a row per layer. A *list* is a row's pages for one KV head (lists == kv_heads) or one query
+ * head (lists == query heads). Block b of a row holds tokens b * block_size ... and lies at
+ * blocks[b]. Blocks below `sealed` are complete; their pages have digests and may be selected. The
+ * others are the window.
  *
  * A *slot* is room on the device for one page of a KV head, whichever row has the page (slots.h).
  * A *span* is a page as attention reads it: where it lies, and which of its tokens count.
@@ -166,7 +169,7 @@ KVF_INLINE size_t kvf_digest_bytes(uint32_t head_dim, uint32_t subs)
     return (size_t)subs * 2 * head_dim * 2;
 }
 
-/* ---- where rows of a page are ---- */
+/* ---- where tokens of a page are ---- */
 
 KVF_INLINE const void *kvf_offset(const void *base, size_t bytes)
 {
@@ -194,7 +197,7 @@ KVF_INLINE uint64_t kvf_live_bits(uint32_t count, uint64_t skip)
     return count >= 64 ? ~skip : ~skip & ((UINT64_C(1) << count) - 1);
 }
 
-/* ---- rows of pages ---- */
+/* ---- rows ---- */
 
 /* The geometry that all rows of a cache share. */
 typedef struct kvf_paging {
