@@ -49,6 +49,8 @@ RETIRED = (
      r"kernels/(score/(digest|reduce|rotate|score_codes(_ref)?\.|score(_ref|_simd)?\.)|select/topk)"),
     (r"[Rr]ows?",
      r"runtime/(cache/(rings|select_policy\.c)|handle/|prune/(choose|policies|prune_))"),
+    (r"id_list|live_list|va_list list",
+     r"(kernels|runtime)/"),
 )
 
 

@@ -48,7 +48,7 @@ typedef struct batch {
 
 /* Live tokens of a tile, in order; padded with the last one to a multiple of ACCUMULATORS. A value
  * lies after its key. */
-typedef struct live_list {
+typedef struct live_tokens {
     uint32_t count;
     const char *key[KVF_PAGE_SIZE_MAX + ACCUMULATORS];
     /* of quantized pages, of live tokens only */
@@ -56,7 +56,7 @@ typedef struct live_list {
     float key_scale[KVF_PAGE_SIZE_MAX];
     float value_scale[KVF_PAGE_SIZE_MAX];      /* of int8 */
     float steps[KVF_PAGE_SIZE_MAX][STEPS_MAX]; /* of int4: scale and minimum by group */
-} live_list;
+} live_tokens;
 
 /* Spans of a tile. */
 #define TILE_TOKENS 32u
@@ -84,7 +84,7 @@ KVF_ALWAYS_INLINE uint64_t live_bits(const kvf_shape *s, const kvf_span *span)
 }
 
 /* The tile that begins at span `first` of exact ones. */
-KVF_ALWAYS_INLINE void list_live(live_list *list, const kvf_shape *s, const kvf_split *split,
+KVF_ALWAYS_INLINE void list_live(live_tokens *tile, const kvf_shape *s, const kvf_split *split,
                                  uint32_t first)
 {
     const uint32_t end = kvf_min_u32(split->count, first + tile_spans(s));
@@ -92,11 +92,11 @@ KVF_ALWAYS_INLINE void list_live(live_list *list, const kvf_shape *s, const kvf_
     for (uint32_t i = first; i < end; i++) {
         const kvf_span *span = &split->spans[i];
         for (uint64_t live = live_bits(s, span); live; live &= live - 1)
-            list->key[n++] = kvf_page_key(s, span->page, (uint32_t)__builtin_ctzll(live));
+            tile->key[n++] = kvf_page_key(s, span->page, (uint32_t)__builtin_ctzll(live));
     }
-    list->count = n;
+    tile->count = n;
     for (uint32_t i = 0; i < ACCUMULATORS && n; i++)
-        list->key[n + i] = list->key[n - 1];
+        tile->key[n + i] = tile->key[n - 1];
 }
 
 /* `lines` cache lines from `at` on, into the second level; beyond it nothing is gained. */
@@ -250,8 +250,8 @@ KVF_ALWAYS_INLINE void soften(batch *b, const uint32_t queries, uint32_t keys, s
  * columns of the values of `next`, unless that is NULL.
  */
 KVF_ALWAYS_INLINE void add_values(batch *b, const uint32_t queries, const uint32_t pairs,
-                                  const kvf_dtype dtype, const kvf_shape *s, const live_list *list,
-                                  uint32_t d, const live_list *next)
+                                  const kvf_dtype dtype, const kvf_shape *s,
+                                  const live_tokens *tile, uint32_t d, const live_tokens *next)
 {
     const uint32_t value_dim = kvf_value_dim(s);
     const size_t key_bytes = kvf_key_bytes(s), column = d * (dtype == KVF_FP32 ? 4u : 2u);
@@ -261,8 +261,8 @@ KVF_ALWAYS_INLINE void add_values(batch *b, const uint32_t queries, const uint32
             acc[g * pairs + p].a = vf_load(b->o[g] + d + p * VF_PAIR);
             acc[g * pairs + p].b = vf_load(b->o[g] + d + p * VF_PAIR + VF_LANES);
         }
-    for (uint32_t j = 0; j < list->count; j++) {
-        const void *v = list->key[j] + key_bytes;
+    for (uint32_t j = 0; j < tile->count; j++) {
+        const void *v = tile->key[j] + key_bytes;
         if (next && j < next->count)
             prefetch_lines(next->key[j] + key_bytes + column, pairs);
         for (uint32_t p = 0; p < pairs; p++) {
@@ -284,20 +284,20 @@ KVF_ALWAYS_INLINE void add_values(batch *b, const uint32_t queries, const uint32
 /* One tile for one batch of queries. `next` is the tile to fetch into the cache meanwhile, or NULL.
  */
 KVF_ALWAYS_INLINE void attend_tile(batch *b, const uint32_t queries, const kvf_dtype dtype,
-                                   const kvf_shape *s, const live_list *list, scaling by,
-                                   const live_list *next)
+                                   const kvf_shape *s, const live_tokens *tile, scaling by,
+                                   const live_tokens *next)
 {
     const uint32_t keys = ACCUMULATORS / queries, value_dim = kvf_value_dim(s);
-    for (uint32_t j = 0; j < list->count; j += keys)
-        dot_keys(b, queries, dtype, s, list->key + j, b->s + j * queries,
+    for (uint32_t j = 0; j < tile->count; j += keys)
+        dot_keys(b, queries, dtype, s, tile->key + j, b->s + j * queries,
                  next && j < next->count ? next->key + j : NULL);
-    soften(b, queries, list->count, by, (value_dim + VF_PAIR - 1) / VF_PAIR * VF_PAIR, 0);
+    soften(b, queries, tile->count, by, (value_dim + VF_PAIR - 1) / VF_PAIR * VF_PAIR, 0);
     const uint32_t pairs = 4 / queries, step = pairs * VF_PAIR;
     uint32_t d = 0;
     for (; d + step <= value_dim; d += step)
-        add_values(b, queries, pairs, dtype, s, list, d, next);
+        add_values(b, queries, pairs, dtype, s, tile, d, next);
     for (; d < value_dim; d += VF_PAIR)
-        add_values(b, queries, 1, dtype, s, list, d, next);
+        add_values(b, queries, 1, dtype, s, tile, d, next);
 }
 
 /* ---- quantized pages ---- */
@@ -347,7 +347,7 @@ KVF_ALWAYS_INLINE void widen_steps(float *to, const uint16_t *from, uint32_t cou
 }
 
 /* The tile that begins at span `first` of quantized ones. */
-KVF_ALWAYS_INLINE void list_quantized(live_list *list, const kvf_shape *s, const kvf_split *split,
+KVF_ALWAYS_INLINE void list_quantized(live_tokens *tile, const kvf_shape *s, const kvf_split *split,
                                       uint32_t first)
 {
     const uint32_t end = kvf_min_u32(split->count, first + tile_spans(s));
@@ -357,17 +357,17 @@ KVF_ALWAYS_INLINE void list_quantized(live_list *list, const kvf_shape *s, const
         for (uint64_t live = live_bits(s, &split->spans[i]); live; live &= live - 1, n++) {
             const uint32_t t = (uint32_t)__builtin_ctzll(live);
             const uint16_t *scales = kvf_quantized_value_scale(s, page, t);
-            list->key[n] = (const char *)kvf_quantized_key(s, page, t);
-            list->value[n] = kvf_quantized_value(s, page, t);
-            list->key_scale[n] = kvf_bf16_to_float(*kvf_quantized_key_scale(s, page, t));
-            list->value_scale[n] = kvf_bf16_to_float(*scales);
+            tile->key[n] = (const char *)kvf_quantized_key(s, page, t);
+            tile->value[n] = kvf_quantized_value(s, page, t);
+            tile->key_scale[n] = kvf_bf16_to_float(*kvf_quantized_key_scale(s, page, t));
+            tile->value_scale[n] = kvf_bf16_to_float(*scales);
             if (s->pages == KVF_PAGES_K8V4)
-                widen_steps(list->steps[n], scales, 2 * kvf_quantized_groups(kvf_value_dim(s)));
+                widen_steps(tile->steps[n], scales, 2 * kvf_quantized_groups(kvf_value_dim(s)));
         }
     }
-    list->count = n;
+    tile->count = n;
     for (uint32_t i = 0; i < ACCUMULATORS && n; i++)
-        list->key[n + i] = list->key[n - 1];
+        tile->key[n + i] = tile->key[n - 1];
 }
 
 /* As dot_keys, without scales; prefetches `lines` of what is ahead. */
@@ -406,16 +406,16 @@ KVF_ALWAYS_INLINE void scale_queries(float *s, const uint32_t queries, const flo
 
 /* sums += weights x codes, for `vectors` of channels from d on. */
 KVF_ALWAYS_INLINE void add_int8(batch *b, const uint32_t queries, const uint32_t vectors,
-                                const live_list *list, uint32_t d)
+                                const live_tokens *tile, uint32_t d)
 {
     vf acc[ACCUMULATORS];
     for (uint32_t g = 0; g < queries; g++)
         for (uint32_t i = 0; i < vectors; i++)
             acc[g * vectors + i] = vf_load(b->sums[g] + d + i * VF_LANES);
-    for (uint32_t j = 0; j < list->count; j++) {
+    for (uint32_t j = 0; j < tile->count; j++) {
         vf x[ACCUMULATORS];
         for (uint32_t i = 0; i < vectors; i++)
-            x[i] = vf_load_i8((const int8_t *)list->value[j] + d + (size_t)i * VF_LANES);
+            x[i] = vf_load_i8((const int8_t *)tile->value[j] + d + (size_t)i * VF_LANES);
         for (uint32_t g = 0; g < queries; g++) {
             const vf weight = vf_set(b->s[j * queries + g]);
             for (uint32_t i = 0; i < vectors; i++)
@@ -429,7 +429,7 @@ KVF_ALWAYS_INLINE void add_int8(batch *b, const uint32_t queries, const uint32_t
 
 /* The same of values in int4, for VF_LANES bytes from `at` on of a group that begins at channel
  * `first`; its other half is `half` channels after. */
-KVF_ALWAYS_INLINE void add_int4(batch *b, const uint32_t queries, const live_list *list,
+KVF_ALWAYS_INLINE void add_int4(batch *b, const uint32_t queries, const live_tokens *tile,
                                 uint32_t first, uint32_t at, const uint32_t half)
 {
     const uint32_t d = first + at, group = first / KVF_QUANTIZED_GROUP;
@@ -438,10 +438,10 @@ KVF_ALWAYS_INLINE void add_int4(batch *b, const uint32_t queries, const live_lis
         low[g] = vf_load(b->sums[g] + d);
         high[g] = vf_load(b->sums[g] + d + half);
     }
-    for (uint32_t j = 0; j < list->count; j++) {
-        const float *step = list->steps[j] + (size_t)2 * group;
+    for (uint32_t j = 0; j < tile->count; j++) {
+        const float *step = tile->steps[j] + (size_t)2 * group;
         const vf scale = vf_set(step[0]), minimum = vf_set(step[1]);
-        const vu bytes = vu_load_u8(list->value[j] + first / 2 + at);
+        const vu bytes = vu_load_u8(tile->value[j] + first / 2 + at);
         const vf x = vf_fma(codes_int4(bytes, 0), scale, minimum);
         const vf y = vf_fma(codes_int4(bytes, 4), scale, minimum);
         for (uint32_t g = 0; g < queries; g++) {
@@ -457,13 +457,13 @@ KVF_ALWAYS_INLINE void add_int4(batch *b, const uint32_t queries, const live_lis
 }
 
 /* And of a last group of 16 channels, by plain C: no model in use has one. */
-static void add_short(batch *b, uint32_t queries, const live_list *list, uint32_t first)
+static void add_short(batch *b, uint32_t queries, const live_tokens *tile, uint32_t first)
 {
     const uint32_t half = KVF_QUANTIZED_GROUP / 4, group = first / KVF_QUANTIZED_GROUP;
-    for (uint32_t j = 0; j < list->count; j++)
+    for (uint32_t j = 0; j < tile->count; j++)
         for (uint32_t i = 0; i < 2 * half; i++) {
-            const float *step = list->steps[j] + (size_t)2 * group;
-            const uint32_t byte = list->value[j][first / 2 + i % half];
+            const float *step = tile->steps[j] + (size_t)2 * group;
+            const uint32_t byte = tile->value[j][first / 2 + i % half];
             const float x = step[1] + step[0] * (float)(i < half ? byte & 15 : byte >> 4);
             for (uint32_t g = 0; g < queries; g++)
                 b->sums[g][first + i] += b->s[j * queries + g] * x;
@@ -472,29 +472,29 @@ static void add_short(batch *b, uint32_t queries, const live_list *list, uint32_
 
 /* One tile of quantized pages for one batch of queries. Prefetches what is ahead. */
 KVF_ALWAYS_INLINE void attend_quantized(batch *b, const uint32_t queries, const kvf_shape *s,
-                                        const live_list *list, scaling by, ahead *a)
+                                        const live_tokens *tile, scaling by, ahead *a)
 {
     const uint32_t keys = ACCUMULATORS / queries, value_dim = kvf_value_dim(s);
-    const uint32_t lines = kvf_div_ceil_u32(a->count * a->lines, (list->count + keys - 1) / keys);
-    for (uint32_t j = 0; j < list->count; j += keys)
-        dot_codes(b, queries, s->head_dim, list->key + j, b->s + j * queries, a, lines);
-    scale_queries(b->s, queries, list->key_scale, list->count);
-    soften(b, queries, list->count, by, (value_dim + VF_PAIR - 1) / VF_PAIR * VF_PAIR, 1);
+    const uint32_t lines = kvf_div_ceil_u32(a->count * a->lines, (tile->count + keys - 1) / keys);
+    for (uint32_t j = 0; j < tile->count; j += keys)
+        dot_codes(b, queries, s->head_dim, tile->key + j, b->s + j * queries, a, lines);
+    scale_queries(b->s, queries, tile->key_scale, tile->count);
+    soften(b, queries, tile->count, by, (value_dim + VF_PAIR - 1) / VF_PAIR * VF_PAIR, 1);
     uint32_t d = 0;
     if (s->pages == KVF_PAGES_K8V8) {
         const uint32_t vectors = ACCUMULATORS / queries, step = vectors * VF_LANES;
-        scale_queries(b->s, queries, list->value_scale, list->count);
+        scale_queries(b->s, queries, tile->value_scale, tile->count);
         for (; d + step <= value_dim; d += step)
-            add_int8(b, queries, vectors, list, d);
+            add_int8(b, queries, vectors, tile, d);
         for (; d < value_dim; d += VF_LANES)
-            add_int8(b, queries, 1, list, d);
+            add_int8(b, queries, 1, tile, d);
         return;
     }
     for (; d + KVF_QUANTIZED_GROUP <= value_dim; d += KVF_QUANTIZED_GROUP)
         for (uint32_t at = 0; at < KVF_QUANTIZED_GROUP / 2; at += VF_LANES)
-            add_int4(b, queries, list, d, at, KVF_QUANTIZED_GROUP / 2);
+            add_int4(b, queries, tile, d, at, KVF_QUANTIZED_GROUP / 2);
     if (d < value_dim)
-        add_short(b, queries, list, d);
+        add_short(b, queries, tile, d);
 }
 
 /* Queries side by side, four floats a channel, so that every stage adds whole vectors. */
@@ -548,21 +548,21 @@ static void attend_codes(batch *b, const kvf_attend_args *a, const kvf_split *sp
         begin_quantized(&b[fours], a, 2);
     if (one)
         begin_quantized(&b[fours + two], a, 1);
-    live_list list;
+    live_tokens tile;
     for (uint32_t first = 0; first < split->count; first += step) {
         ahead next =
             first + step < split->count
                 ? ahead_of(&a->shape, split->spans + first + step, split->count - first - step)
                 : ahead_of(&a->shape, behind->spans, behind->count);
-        list_quantized(&list, &a->shape, split, first);
-        if (list.count == 0)
+        list_quantized(&tile, &a->shape, split, first);
+        if (tile.count == 0)
             continue;
         for (uint32_t i = 0; i < fours; i++)
-            attend_quantized(&b[i], 4, &a->shape, &list, by, &next);
+            attend_quantized(&b[i], 4, &a->shape, &tile, by, &next);
         if (two)
-            attend_quantized(&b[fours], 2, &a->shape, &list, by, &next);
+            attend_quantized(&b[fours], 2, &a->shape, &tile, by, &next);
         if (one)
-            attend_quantized(&b[fours + two], 1, &a->shape, &list, by, &next);
+            attend_quantized(&b[fours + two], 1, &a->shape, &tile, by, &next);
     }
 }
 
@@ -630,24 +630,24 @@ KVF_ALWAYS_INLINE void attend_exact(batch *b, const kvf_attend_args *a, const kv
 {
     const uint32_t heads = a->sub.count, fours = heads / 4, two = heads / 2 % 2, one = heads % 2;
     const uint32_t step = tile_spans(&a->shape);
-    live_list lists[2];
-    list_live(&lists[0], &a->shape, split, 0);
+    live_tokens tiles[2];
+    list_live(&tiles[0], &a->shape, split, 0);
     for (uint32_t first = 0, turn = 0; first < split->count; first += step, turn ^= 1) {
-        const live_list *list = &lists[turn], *next = &lists[turn ^ 1];
+        const live_tokens *tile = &tiles[turn], *next = &tiles[turn ^ 1];
         if (first + step < split->count)
-            list_live(&lists[turn ^ 1], &a->shape, split, first + step);
+            list_live(&tiles[turn ^ 1], &a->shape, split, first + step);
         else
-            list_live(&lists[turn ^ 1], &a->shape, behind, 0);
-        if (list->count == 0)
+            list_live(&tiles[turn ^ 1], &a->shape, behind, 0);
+        if (tile->count == 0)
             continue;
         for (uint32_t i = 0; i < fours; i++, next = NULL)
-            attend_tile(&b[i], 4, dtype, &a->shape, list, by, next);
+            attend_tile(&b[i], 4, dtype, &a->shape, tile, by, next);
         if (two) {
-            attend_tile(&b[fours], 2, dtype, &a->shape, list, by, next);
+            attend_tile(&b[fours], 2, dtype, &a->shape, tile, by, next);
             next = NULL;
         }
         if (one)
-            attend_tile(&b[fours + two], 1, dtype, &a->shape, list, by, next);
+            attend_tile(&b[fours + two], 1, dtype, &a->shape, tile, by, next);
     }
 }
 

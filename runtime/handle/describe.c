@@ -35,10 +35,10 @@ static void put(writer *w, char c)
 KVF_PRINTF(2, 3) static void format(writer *w, const char *pattern, ...)
 {
     char piece[256];
-    va_list list;
-    va_start(list, pattern);
-    const int n = kvf_vformat(piece, sizeof piece, pattern, list);
-    va_end(list);
+    va_list arguments;
+    va_start(arguments, pattern);
+    const int n = kvf_vformat(piece, sizeof piece, pattern, arguments);
+    va_end(arguments);
     KVF_ASSERT(n >= 0 && (size_t)n < sizeof piece);
     for (int i = 0; i < n; i++)
         put(w, piece[i]);

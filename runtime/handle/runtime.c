@@ -66,10 +66,10 @@ KVF_PRINTF(3, 4)
 static kvf_status refuse(kvf_error *error, kvf_status status, const char *format, ...)
 {
     kvf_error own = {.status = status};
-    va_list list;
-    va_start(list, format);
-    kvf_vformat(own.text, sizeof own.text, format, list);
-    va_end(list);
+    va_list arguments;
+    va_start(arguments, format);
+    kvf_vformat(own.text, sizeof own.text, format, arguments);
+    va_end(arguments);
     if (error)
         *error = own;
     return kvf_fail_again(NULL, status, &own);

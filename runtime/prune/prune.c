@@ -317,32 +317,33 @@ kvf_status kvf_pruner_append(kvf_prune *prune, const kvf_prefill_args *args, kvf
 
 /* ---- what the policy said ---- */
 
-typedef struct id_list {
+typedef struct checked_ids {
     const char *name;
     const uint32_t *ids;
     uint32_t count;
     uint32_t window; /* newest tokens that must be there */
-} id_list;
+} checked_ids;
 
-static kvf_status check_ids(kvf_prune *prune, const kvf_prune_view *view, const id_list *list)
+static kvf_status check_ids(kvf_prune *prune, const kvf_prune_view *view,
+                            const checked_ids *checked)
 {
     const char *policy = prune->policy->name;
-    for (uint32_t i = 0; i < list->count; i++) {
-        if (list->ids[i] >= view->tokens)
+    for (uint32_t i = 0; i < checked->count; i++) {
+        if (checked->ids[i] >= view->tokens)
             KVF_FAIL(prune->context, KVF_INVALID,
                      "policy '%s' at layer %u: %s[%u] = %u: the layer has %u tokens", policy,
-                     view->layer, list->name, i, list->ids[i], view->tokens);
-        if (i > 0 && list->ids[i] <= list->ids[i - 1])
+                     view->layer, checked->name, i, checked->ids[i], view->tokens);
+        if (i > 0 && checked->ids[i] <= checked->ids[i - 1])
             KVF_FAIL(prune->context, KVF_INVALID,
                      "policy '%s' at layer %u: %s[%u] = %u follows %u; indexes must ascend", policy,
-                     view->layer, list->name, i, list->ids[i], list->ids[i - 1]);
+                     view->layer, checked->name, i, checked->ids[i], checked->ids[i - 1]);
     }
-    for (uint32_t i = 1; i <= list->window; i++) /* from the end, so that the first is missing */
-        if (list->ids[list->count - i] != view->tokens - i)
+    for (uint32_t i = 1; i <= checked->window; i++) /* from the end, so that the first is missing */
+        if (checked->ids[checked->count - i] != view->tokens - i)
             KVF_FAIL(prune->context, KVF_INVALID,
                      "policy '%s' at layer %u: %s lacks token %u; the newest %u (the window) are "
                      "always kept",
-                     policy, view->layer, list->name, view->tokens - i, list->window);
+                     policy, view->layer, checked->name, view->tokens - i, checked->window);
     return KVF_OK;
 }
 
@@ -366,8 +367,9 @@ static kvf_status check_answer(kvf_prune *prune, const kvf_prune_view *view,
                  "policy '%s' at layer %u: propagate_count = %u: must be %u to %u", name,
                  view->layer, answer->propagate_count, kvf_max_u32(window, 1), view->tokens);
     if (answer->propagate_count < view->tokens) {
-        const id_list list = {"propagate", answer->propagate, answer->propagate_count, window};
-        KVF_TRY(check_ids(prune, view, &list));
+        const checked_ids checked = {"propagate", answer->propagate, answer->propagate_count,
+                                     window};
+        KVF_TRY(check_ids(prune, view, &checked));
     }
     if (answer->restart)
         return KVF_OK; /* what it would keep is not read */
@@ -376,14 +378,14 @@ static kvf_status check_answer(kvf_prune *prune, const kvf_prune_view *view,
                  "policy '%s' at layer %u: keep_count = %u: must be %u (the window) to %u", name,
                  view->layer, answer->keep_count, kvf_max_u32(window, 1), view->tokens);
     for (uint32_t h = 0; h < view->kv_heads && answer->keep_count < view->tokens; h++) {
-        const id_list list = {"keep", answer->keep + (size_t)h * answer->keep_count,
-                              answer->keep_count, window};
-        KVF_TRY(check_ids(prune, view, &list));
+        const checked_ids checked = {"keep", answer->keep + (size_t)h * answer->keep_count,
+                                     answer->keep_count, window};
+        KVF_TRY(check_ids(prune, view, &checked));
     }
     return KVF_OK;
 }
 
-/* A policy may point the lists elsewhere only by writing them: the arrays are the pruner's. */
+/* A policy may point the ids elsewhere only by writing them: the arrays are the pruner's. */
 kvf_status kvf_prune_decide(kvf_prune *prune, const kvf_prune_view *view, kvf_prune_answer *answer)
 {
     const uint64_t start = kvf_now_ns();

@@ -61,9 +61,9 @@ static void choose_on_stream(const void *raw, uint32_t task)
                                                          : kvf_row_bits(p, row, head),
                                       .page_size = p->shape.page_size,
                                       .block_size = p->block_size};
-        int32_t *list = call->ids + (size_t)i * kv_group->dims.ids_max;
-        uint32_t count = kv_group->config.select_fn(kv_group->config.select_user, &view, list);
-        const kvf_status status = check_ids(kv_group->context, &view, list, count);
+        int32_t *ids = call->ids + (size_t)i * kv_group->dims.ids_max;
+        uint32_t count = kv_group->config.select_fn(kv_group->config.select_user, &view, ids);
+        const kvf_status status = check_ids(kv_group->context, &view, ids, count);
         if (status != KVF_OK) {
             kv_group->device->ops->stream_fail(call->stream, status);
             count = 0;

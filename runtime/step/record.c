@@ -360,7 +360,7 @@ static kvf_status check(kvf_recording *r)
 /* The rows that a replay seals a block of, of all layers of a KV group, and where those blocks go.
  */
 typedef struct seal_frame {
-    uint32_t first;     /* of the KV group, in the list */
+    uint32_t first;     /* of the KV group, among all rows */
     kvf_row *rows;      /* [rows_max] */
     void **pool;        /* [rows_max] one per row */
     uint32_t *block_of; /* [rows_max] likewise */
@@ -370,15 +370,15 @@ typedef struct seal_frame {
 static seal_frame seal_frame_of(const kvf_recording *r, const kvf_kv_group *kv_group)
 {
     const kvf_paging *p = &kv_group->dims.paging;
-    char *list = r->ring.arenas[0].host +
+    char *rows = r->ring.arenas[0].host +
                  (size_t)KVF_REPLAYS * r->cache->config.layers * r->call_bytes +
                  turn_of(r) * r->seal_bytes;
     uint32_t first = 0;
     for (const kvf_kv_group *before = r->cache->kv_groups; before < kv_group; before++)
         first += before->config.layers * r->batch;
-    char *const pool = list + r->rows_max * sizeof(kvf_row);
+    char *const pool = rows + r->rows_max * sizeof(kvf_row);
     return (seal_frame){.first = first,
-                        .rows = (kvf_row *)(void *)list,
+                        .rows = (kvf_row *)(void *)rows,
                         .pool = (void **)(void *)pool,
                         .block_of = (uint32_t *)(void *)(pool + r->rows_max * sizeof(void *)),
                         .most = (uint32_t)kv_group->dims.jobs_max / (p->block_jobs * p->kv_heads)};

@@ -27,7 +27,7 @@ struct kvf_recording {
     uint32_t batch;
     uint32_t count;                /* calls recorded */
     uint32_t rows_max;             /* layers * batch: rows that may seal a block */
-    size_t call_bytes, seal_bytes; /* of a frame, of a list of such rows */
+    size_t call_bytes, seal_bytes; /* of a frame, of such rows */
     kvf_sequence **sequences;      /* [batch] */
     uint64_t *generations;         /* [batch] of the sequences */
     uint64_t attention_changes;    /* to layers of the cache before it */
