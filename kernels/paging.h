@@ -211,7 +211,7 @@ typedef struct kvf_paging {
     uint32_t digest_bytes; /* of a run */
     uint32_t blocks_max;   /* stride of blocks, bits */
     uint32_t pages_max;    /* of a row: blocks_max * block_pages */
-    uint32_t store_pages;  /* pages of the static store per KV head */
+    uint32_t static_pages; /* pages of the static store per KV head */
     uint32_t slots;        /* per KV head of a KV group, a multiple of KVF_SLOT_WAYS; see slots.h */
     uint32_t pool_pages;   /* stride of slot_of_page: pages of the pool per KV head */
     uint32_t subs;         /* boxes per digest */
@@ -234,10 +234,11 @@ typedef struct kvf_row {
     uint32_t block_first;
     int8_t *centroids;         /* [kv_heads, segments_max, head_dim]; see score_args.h */
     uint16_t *centroid_scales; /* [kv_heads, segments_max] */
-    uint64_t *bits;         /* [kv_heads, blocks_max]: bit t set = token t is in the static store */
-    char *store;            /* [kv_heads, store_pages, page bytes]: sink, then the static set */
-    uint32_t *store_index;  /* [kv_heads, store_pages * page_size] token of each entry, ascending */
-    uint32_t *store_count;  /* [kv_heads] */
+    uint64_t *bits;       /* [kv_heads, blocks_max]: bit t set = token t is in the static store */
+    char *static_kv;      /* the static store: [kv_heads, static_pages, page bytes]: sink, then the
+                             static set */
+    uint32_t *static_ids; /* [kv_heads, static_pages * page_size] token of each entry, ascending */
+    uint32_t *static_count; /* [kv_heads] */
     char *queries;          /* [query_window, kv_heads * group, head_dim] */
     int32_t *slot_of_page;  /* [kv_heads, pool_pages] of all rows, with all down to slots.h */
     uint64_t *slot_words;   /* [kv_heads, slots] */
@@ -461,20 +462,20 @@ KVF_INLINE char *kvf_row_job_digest(const kvf_paging *p, const kvf_row *row, uin
 }
 
 /* Tokens that a static store has room for, per KV head. */
-KVF_INLINE size_t kvf_store_tokens(const kvf_paging *p)
+KVF_INLINE size_t kvf_static_room(const kvf_paging *p)
 {
-    return (size_t)p->store_pages * p->shape.page_size;
+    return (size_t)p->static_pages * p->shape.page_size;
 }
 
-KVF_INLINE char *kvf_store_page(const kvf_paging *p, char *store, uint32_t head, uint32_t page)
+KVF_INLINE char *kvf_static_page(const kvf_paging *p, char *kv, uint32_t head, uint32_t page)
 {
-    return store + ((size_t)head * p->store_pages + page) * kvf_page_bytes(&p->shape);
+    return kv + ((size_t)head * p->static_pages + page) * kvf_page_bytes(&p->shape);
 }
 
 /* Entry `entry` of it: a key, then its value. */
-KVF_INLINE char *kvf_store_token(const kvf_paging *p, char *store, uint32_t head, uint32_t entry)
+KVF_INLINE char *kvf_static_token(const kvf_paging *p, char *kv, uint32_t head, uint32_t entry)
 {
-    return kvf_store_page(p, store, head, 0) + entry * kvf_token_bytes(&p->shape);
+    return kvf_static_page(p, kv, head, 0) + entry * kvf_token_bytes(&p->shape);
 }
 
 /* KV head of list l of a row. */

@@ -51,6 +51,8 @@ RETIRED = (
      r"runtime/(cache/(rings|select_policy\.c)|handle/|prune/(choose|policies|prune_))"),
     (r"id_list|live_list|va_list list",
      r"(kernels|runtime)/"),
+    (r"store_(?:index|count|pages)|kvf_store_(?:tokens?|page)|(?<=->)stores?",
+     r"(kernels|runtime|tests/kernels)/"),
 )
 
 

@@ -23,7 +23,7 @@ static __device__ __forceinline__ void kvf_assemble_list(const kvf_assemble_args
     const kvf_paging *p = &a.paging;
     const uint32_t of_row = list % p->lists, head = kvf_list_head(p, of_row);
     const uint32_t page_size = p->shape.page_size;
-    const uint32_t stored = row->store_count[head], sealed = kvf_row_sealed_pages(p, row);
+    const uint32_t stored = row->static_count[head], sealed = kvf_row_sealed_pages(p, row);
     const uint32_t stores = kvf_div_ceil_u32(stored, page_size);
     const uint32_t fixed = stores + kvf_row_pages(p, row) - sealed;
     const uint64_t *masks = a.masks ? a.masks + (size_t)list * a.ids_max : NULL;
@@ -54,7 +54,7 @@ static __device__ __forceinline__ void kvf_assemble_list(const kvf_assemble_args
     for (uint32_t i = blockDim.x - 1 - threadIdx.x; i < fixed; i += blockDim.x) {
         const uint32_t page = sealed + i - stores;
         if (i < stores)
-            kvf_span_set(&span, kvf_store_page(p, row->store, head, i), 0,
+            kvf_span_set(&span, kvf_static_page(p, row->static_kv, head, i), 0,
                          kvf_min_u32(page_size, stored - i * page_size));
         else
             kvf_span_set(&span, kvf_row_page(p, row, page, head), 0, kvf_row_tokens(p, row, page));

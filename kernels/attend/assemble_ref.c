@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The spans that each list attends: store, window, then chosen pages by ascending id.
+ * The spans that each list attends: static store, window, then chosen pages by ascending id.
  *
  * Knows nothing of policies. The order depends on ids alone, not on what is resident, and a token
- * is in one span only: store and pages are disjoint by the static bits.
+ * is in one span only: static store and pages are disjoint by the static bits.
  */
 
 #include "variants.h"
@@ -45,7 +45,7 @@ static void assemble_list(const kvf_assemble_args *a, uint32_t list)
     const kvf_paging *p = &a->paging;
     const kvf_row *row = &a->row[list / p->lists];
     const uint32_t head = kvf_list_head(p, list % p->lists), ids = a->id_count[list];
-    const uint32_t page_size = p->shape.page_size, stored = row->store_count[head];
+    const uint32_t page_size = p->shape.page_size, stored = row->static_count[head];
     const uint32_t pages = kvf_row_pages(p, row);
     kvf_span *spans = a->spans + (size_t)list * a->spans_max;
     list_sums sums = {0};
@@ -56,7 +56,7 @@ static void assemble_list(const kvf_assemble_args *a, uint32_t list)
     }
     for (uint32_t i = 0; i * page_size < stored; i++)
         n = add_span(spans, n,
-                     (kvf_span){.page = kvf_store_page(p, row->store, head, i),
+                     (kvf_span){.page = kvf_static_page(p, row->static_kv, head, i),
                                 .count = kvf_min_u32(page_size, stored - i * page_size)},
                      &sums);
     for (uint32_t i = kvf_row_sealed_pages(p, row); i < pages; i++)

@@ -12,7 +12,7 @@
 #include "cap.h"
 #include "slots.h"
 
-/* ---- assemble: what each list attends: store pages, window pages, then chosen pages by ascending
+/* ---- assemble: what each list attends: static pages, window pages, then chosen pages by ascending
  * id. A chosen page lies in its slot; without slots it lies where it lives. How much of it a span
  * of a missed page says depends on how missed pages come. An idle list has no spans. A task is
  * KVF_ASSEMBLE_LISTS lists. */
@@ -265,8 +265,8 @@ KVF_TASKS(compare, kvf_compare_args, 1)
 /* ---- csr_out: chosen pages, sink pages and window pages of rows as CSR lists; lists == kv_heads.
  * One task. */
 /* ---- csr_in: CSR lists, which ascend, as spans, exact ones before quantized ones. Tokens of the
- * sink that a quantized page has are attended in the store, so the page that they end within has
- * two spans. One task per list. ---- */
+ * sink that a quantized page has are attended in the static store, so the page that they end within
+ * has two spans. One task per list. ---- */
 typedef struct kvf_csr_args {
     kvf_paging paging;
     uint32_t rows;

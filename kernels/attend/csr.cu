@@ -103,7 +103,7 @@ static __global__ void csr_in_kernel(const __grid_constant__ kvf_csr_args a)
             tokens = kvf_min_u32((uint32_t)a.last_page_len[list], tokens);
         const uint32_t of_sink = i < sink ? kvf_page_sink(p, page, tokens) : 0;
         if (i < sink)
-            kvf_span_set(&spans[i], kvf_store_page(p, row->store, head, page), 0, of_sink);
+            kvf_span_set(&spans[i], kvf_static_page(p, row->static_kv, head, page), 0, of_sink);
         if (i >= quantized) {
             kvf_span_set(&spans[sink + i - quantized], kvf_row_page(p, row, page, head), 0, tokens);
         } else if (i >= whole) {

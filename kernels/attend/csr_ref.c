@@ -61,7 +61,7 @@ void kvf_csr_in_ref(const void *args, uint32_t task)
         uint32_t tokens = kvf_row_tokens(p, row, page);
         tokens = i + 1 == count ? kvf_min_u32(last, tokens) : tokens;
         if (i < sink)
-            spans[i] = (kvf_span){.page = kvf_store_page(p, row->store, head, page),
+            spans[i] = (kvf_span){.page = kvf_static_page(p, row->static_kv, head, page),
                                   .count = kvf_page_sink(p, page, tokens)};
         if (i >= quantized)
             spans[sink + i - quantized] =

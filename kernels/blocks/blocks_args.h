@@ -93,9 +93,9 @@ typedef struct kvf_physical_blocks {
     kvf_physical_streaming streaming; /* where its `number` is not NULL */
 
     /* of a region */
-    char *rings;  /* [regions, layers, ring_blocks, block bytes]; NULL = attended in the physical
-                     blocks */
-    char *stores; /* [regions, layers, kv_heads, store_pages, page bytes] */
+    char *rings;     /* [regions, layers, ring_blocks, block bytes]; NULL = attended in the physical
+                        blocks */
+    char *static_kv; /* [regions, layers, kv_heads, static_pages, page bytes] */
     kvf_physical_tag *token_tags; /* [regions, layers, kv_heads, kvf_region_tokens()] */
 
     /* of all rows: the device cache of pages, see slots.h. Physical block c of layer l is block l *
@@ -110,7 +110,7 @@ typedef struct kvf_physical_blocks {
     kvf_row *row;                 /* [regions] */
     void **blocks;                /* [regions, blocks_max] */
     uint32_t *physical;           /* [regions, blocks_max] of what is sealed */
-    uint32_t *store_count;        /* [regions, kv_heads] */
+    uint32_t *static_count;       /* [regions, kv_heads] */
     uint64_t *bits;               /* [kv_heads, blocks_max] of the sink, the same for all rows */
     uint32_t *pages;              /* [regions * lists] that may be chosen */
     uint32_t *choose;             /* [regions * lists] of which so many are */
@@ -198,7 +198,7 @@ typedef struct kvf_validate_args {
     const kvf_physical_blocks *blocks;
     const kvf_row *row; /* theirs, as the next two */
     const uint32_t *region;
-    const uint32_t *store_count;
+    const uint32_t *static_count;
     kvf_pages pages; /* of the physical blocks */
     uint32_t layer;
     uint32_t rows;
@@ -477,7 +477,7 @@ KVF_INLINE kvf_row kvf_physical_row(const kvf_physical_blocks *c, uint32_t layer
 {
     const kvf_paging *p = &c->paging;
     const size_t n = (size_t)region * c->layers + layer;
-    const size_t store = p->store_pages * kvf_page_bytes(&p->shape);
+    const size_t static_bytes = p->static_pages * kvf_page_bytes(&p->shape);
     const uint32_t sealed =
         length < c->local_tokens ? 0 : (length - c->local_tokens) / p->block_size;
     const uint32_t fixed = p->sink + length - sealed * p->block_size;
@@ -488,8 +488,8 @@ KVF_INLINE kvf_row kvf_physical_row(const kvf_physical_blocks *c, uint32_t layer
     row.blocks = c->blocks + (size_t)number * p->blocks_max;
     row.ring = c->rings ? c->rings + n * p->ring_blocks * kvf_block_bytes(p) : NULL;
     row.bits = c->bits;
-    row.store = c->stores + n * p->kv_heads * store;
-    row.store_count = c->store_count + (size_t)number * p->kv_heads;
+    row.static_kv = c->static_kv + n * p->kv_heads * static_bytes;
+    row.static_count = c->static_count + (size_t)number * p->kv_heads;
     row.block_of = c->physical + (size_t)number * p->blocks_max;
     row.block_first = layer * (uint32_t)kvf_physical_count(c);
     row.chosen_pages =
@@ -577,7 +577,7 @@ KVF_INLINE void kvf_rows_list(const kvf_physical_blocks *c, uint32_t layer, uint
     const uint32_t attends = !kvf_row_is_idle(row, list);
     c->pages[at] = attends ? kvf_row_sealed_pages(p, row) : 0;
     c->choose[at] = attends ? kvf_row_choose(p, row) : 0;
-    c->store_count[at] = attends ? kvf_min_u32(p->sink, row->sealed * p->block_size) : 0;
+    c->static_count[at] = attends ? kvf_min_u32(p->sink, row->sealed * p->block_size) : 0;
     if (p->segments_max)
         kvf_rows_segments(c, layer, at, row, list);
 }

@@ -62,7 +62,7 @@ static __device__ __forceinline__ char *region_place(const kvf_paging *p, const 
 {
     const uint32_t t = region_token(r, i);
     if (i < r->sinks)
-        return kvf_store_token(p, r->row->store, r->head, t);
+        return kvf_static_token(p, r->row->static_kv, r->head, t);
     return kvf_row_run(p, r->row, t / p->block_size, r->head) +
            t % p->block_size * kvf_token_bytes(&p->shape);
 }
@@ -110,7 +110,7 @@ static __global__ void __launch_bounds__(THREADS, is_quantized ? 4 : 8)
     const kvf_row row = a.row[number]; /* all loads that need no other one are before the return */
     const uint32_t *physical = c->physical + (size_t)number * p->blocks_max;
     const size_t tags = kvf_region_head(c, a.region[number], a.layer, head) * kvf_region_tokens(p);
-    const uint32_t sinks = a.store_count[blockIdx.x];
+    const uint32_t sinks = a.static_count[blockIdx.x];
     region_tokens r = {&row, c->token_tags + tags, head, sinks, row.sealed * p->block_size, sinks};
     if (blockIdx.x == 0 && threadIdx.x == 0)
         ++*c->clock;

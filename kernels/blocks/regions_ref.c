@@ -52,9 +52,9 @@ void kvf_validate_ref(const void *args, uint32_t task)
     kvf_physical_tag *tags = c->token_tags + kvf_region_head(c, a->region[number], a->layer, head) *
                                                  kvf_region_tokens(p);
     uint32_t brought = 0;
-    for (uint32_t t = 0; t < a->store_count[task]; t++)
+    for (uint32_t t = 0; t < a->static_count[task]; t++)
         brought += bring(c, a->layer, physical[t / p->block_size], head, t % p->block_size,
-                         &tags[t], kvf_store_token(p, row->store, head, t));
+                         &tags[t], kvf_static_token(p, row->static_kv, head, t));
     for (uint32_t t = row->sealed * p->block_size; row->ring && t < row->length; t++)
         brought +=
             bring(c, a->layer, physical[t / p->block_size], head, t % p->block_size,

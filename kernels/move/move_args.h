@@ -53,7 +53,7 @@ KVF_INLINE kvf_rotate_args kvf_append_rotate(const kvf_append_args *a, uint32_t 
 }
 
 /* ---- seal: blocks sealed_before .. sealed-1 of each row: clear static bits, move sink tokens to
- * the front of the store, write digest jobs: job j of KV head h of the row's i-th block is
+ * the front of the static store, write digest jobs: job j of KV head h of the row's i-th block is
  * ((job_first + i) * block_jobs + j) * kv_heads + h, of block_size / block_jobs tokens. block_of
  * gets new_block_of, and nobody has chosen their pages. Folds chunk_fault (relative to chunk_first)
  * into the row's fault word. One task per (row, KV head). */
@@ -215,10 +215,10 @@ KVF_TASKS(quantize, kvf_quantize_args, a->rows * a->count * a->paging.kv_heads)
 
 /* ---- dequantize: sealed blocks of one row in full precision ----
  * Blocks first .. first + count - 1, which the row's table has in the pool: to block b of
- * `scratch`, or to the ring if that is NULL. Tokens of the sink come from the store. If `view` is
- * given it becomes the row with `table`, which names `scratch` for sealed blocks and the ring for
- * the others, and without slots: what reads it finds exact pages. Task 0 makes the view; one more
- * per (block, KV head).
+ * `scratch`, or to the ring if that is NULL. Tokens of the sink come from the static store. If
+ * `view` is given it becomes the row with `table`, which names `scratch` for sealed blocks and the
+ * ring for the others, and without slots: what reads it finds exact pages. Task 0 makes the view;
+ * one more per (block, KV head).
  */
 typedef struct kvf_dequantize_args {
     kvf_paging paging;
@@ -253,8 +253,8 @@ KVF_TASKS(carry, kvf_carry_args, a->paging.kv_heads)
 
 /* ---- read: listed pages in full precision ----
  * Page indices[i] of list l, indptr[l] <= i < indptr[l + 1], to page i of `out`, dequantized if it
- * is quantized, with tokens of the sink out of the store. Tokens that the page has not are zeros.
- * One task per list.
+ * is quantized, with tokens of the sink out of the static store. Tokens that the page has not are
+ * zeros. One task per list.
  */
 typedef struct kvf_read_args {
     kvf_paging paging;

@@ -101,7 +101,7 @@ static __global__ void __launch_bounds__(THREADS)
         if (!(sink >> t & 1))
             continue;
         const uint4 *stored =
-            (const uint4 *)kvf_store_token(p, row->store, head, block * p->block_size + t);
+            (const uint4 *)kvf_static_token(p, row->static_kv, head, block * p->block_size + t);
         for (uint32_t i = threadIdx.x % KVF_WARP_LANES; i < token / 16; i += KVF_WARP_LANES)
             ((uint4 *)(to + t * token))[i] = stored[i];
     }

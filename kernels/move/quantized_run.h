@@ -79,7 +79,8 @@ KVF_INLINE void kvf_dequantize_sink(const kvf_dequantize_args *a, const kvf_quan
     const kvf_paging *p = &a->paging;
     const size_t token = kvf_token_bytes(&p->shape);
     memcpy(run->exact + t * token,
-           kvf_store_token(p, a->row->store, run->head, run->block * p->block_size + t), token);
+           kvf_static_token(p, a->row->static_kv, run->head, run->block * p->block_size + t),
+           token);
 }
 
 /* Page `page` of a list, which a task of read puts to `to`: what is as it came, and zeros. Returns
@@ -98,7 +99,7 @@ KVF_INLINE int kvf_read_page(const kvf_read_args *a, uint32_t list, uint32_t pag
         return 0;
     }
     if (sink)
-        memcpy(to, kvf_store_page(p, row->store, head, page), sink * token);
+        memcpy(to, kvf_static_page(p, row->static_kv, head, page), sink * token);
     *run = (kvf_quantized_run){
         .exact = to, .home = kvf_row_home(p, row, page, head), .sink = kvf_live_bits(sink, 0)};
     return sink < count;

@@ -51,7 +51,7 @@ static __global__ void __launch_bounds__(THREADS)
         const uint32_t sink = kvf_page_sink(p, page, count);
         char *to = (char *)a.out + (size_t)i * bytes;
         if (kvf_row_is_quantized(p, row, page)) {
-            copy_bytes(to, kvf_store_page(p, row->store, head, page), sink * token);
+            copy_bytes(to, kvf_static_page(p, row->static_kv, head, page), sink * token);
             if (sink < count)
                 dequantize_page(&p->shape, kvf_row_home(p, row, page, head), sink, to);
             continue;

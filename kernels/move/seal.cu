@@ -13,25 +13,26 @@
 
 #define THREADS 128u
 
-/* Tokens of the sink in sealed blocks first .. end-1 to their places at the front of the store. */
+/* Tokens of the sink in sealed blocks first .. end-1 to their places at the front of the static
+ * store. */
 static __device__ void move_sink(const kvf_paging *p, const kvf_row *row, uint32_t head,
                                  uint32_t first, uint32_t end)
 {
     const uint32_t vectors = (uint32_t)kvf_token_bytes(&p->shape) / 16;
     const uint32_t from = first * p->block_size, to = kvf_min_u32(end * p->block_size, p->sink);
-    uint32_t *index = row->store_index + head * kvf_store_tokens(p);
+    uint32_t *index = row->static_ids + head * kvf_static_room(p);
     if (from >= to)
         return;
     for (uint32_t i = threadIdx.x; i < (to - from) * vectors; i += blockDim.x) {
         const uint32_t token = from + i / vectors;
         const char *run = kvf_row_run(p, row, token / p->block_size, head);
-        ((uint4 *)(void *)kvf_store_token(p, row->store, head, token))[i % vectors] =
+        ((uint4 *)(void *)kvf_static_token(p, row->static_kv, head, token))[i % vectors] =
             ((const uint4 *)(const void *)run)[token % p->block_size * vectors + i % vectors];
     }
     for (uint32_t i = from + threadIdx.x; i < to; i += blockDim.x)
         index[i] = i;
     if (threadIdx.x == 0)
-        row->store_count[head] = to;
+        row->static_count[head] = to;
 }
 
 static __global__ void seal_kernel(const __grid_constant__ kvf_seal_args a)

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Blocks that left the window: static bits, sink tokens into the store, jobs for their digests.
+ * Blocks that left the window: static bits, sink tokens into the static store, jobs for their
+ * digests.
  *
  * Knows nothing of the pool. Blocks of the sink are sealed before all others, so the sink is always
- * the front of the store. Task = row * kv_heads + KV head.
+ * the front of the static store. Task = row * kv_heads + KV head.
  */
 
 #include <string.h>
@@ -16,11 +17,11 @@ static void move_sink(const kvf_paging *p, const kvf_row *row, uint32_t block, u
     const uint32_t first = block * p->block_size;
     const uint32_t end = kvf_min_u32(first + p->block_size, p->sink);
     /* entry i is token i here */
-    memcpy(kvf_store_token(p, row->store, head, first), kvf_row_run(p, row, block, head),
+    memcpy(kvf_static_token(p, row->static_kv, head, first), kvf_row_run(p, row, block, head),
            (end - first) * kvf_token_bytes(&p->shape));
     for (uint32_t i = first; i < end; i++)
-        row->store_index[head * kvf_store_tokens(p) + i] = i;
-    row->store_count[head] = end;
+        row->static_ids[head * kvf_static_room(p) + i] = i;
+    row->static_count[head] = end;
 }
 
 /* Digests of one run. */

@@ -73,11 +73,11 @@ static __global__ void cover_kernel(const __grid_constant__ kvf_cover_args a)
         return;
     uint32_t n = first;
     if (resident) {
-        const uint32_t stored = row->store_count[head];
+        const uint32_t stored = row->static_count[head];
         const uint32_t stores = kvf_div_ceil_u32(stored, page_size);
         uint64_t before = 0;
         for (uint32_t i = threadIdx.x; first == 0 && i < stores; i += blockDim.x)
-            put(&c, i, kvf_store_page(p, row->store, head, i), 0,
+            put(&c, i, kvf_static_page(p, row->static_kv, head, i), 0,
                 kvf_min_u32(page_size, stored - i * page_size), 0);
         for (uint32_t i = threadIdx.x; i < first; i += blockDim.x)
             before += kvf_row_is_recent(p, row, head, i);

@@ -4,7 +4,7 @@
  * The tokens of one row as spans: all of them, or those of recent choices; and which of them may
  * join the static set.
  *
- * Knows nothing of scores. Spans of store pages come first, then sealed pages ascending, then
+ * Knows nothing of scores. Spans of static pages come first, then sealed pages ascending, then
  * the window, so the candidates are one range that begins after the sink. Store entries are older
  * than every kept query, so their span index is 0.
  */
@@ -25,9 +25,9 @@ static void put(covering *c, const void *page, uint64_t skip, uint32_t count, ui
 
 static void put_store(const kvf_cover_args *a, uint32_t head, covering *c)
 {
-    const uint32_t page_size = a->paging.shape.page_size, stored = a->row->store_count[head];
+    const uint32_t page_size = a->paging.shape.page_size, stored = a->row->static_count[head];
     for (uint32_t i = 0; i * page_size < stored; i++)
-        put(c, kvf_store_page(&a->paging, a->row->store, head, i), 0,
+        put(c, kvf_static_page(&a->paging, a->row->static_kv, head, i), 0,
             kvf_min_u32(page_size, stored - i * page_size), 0);
 }
 

@@ -163,7 +163,7 @@ typedef struct kvf_profile_args {
 KVF_TASKS(profile, kvf_profile_args, a->vectors)
 
 /* ---- cover: the tokens of one row as spans, for observe and for dense attention. resident == 0:
- * every run in order, so that position i of the result is token i. resident == 1: store pages,
+ * every run in order, so that position i of the result is token i. resident == 1: static pages,
  * chosen pages that have a slot, by ascending id and without static tokens, then the window page by
  * page. Also the candidates for the static set (first, count, both in tokens from the first span)
  * and how many to take. One task per KV head. */
@@ -201,9 +201,9 @@ typedef struct kvf_pack_args {
     const uint32_t *span_index;
     const int32_t *ids;       /* [kv_heads, ids_max] ascending */
     const uint32_t *id_count; /* [kv_heads] */
-    char *store;              /* new ones, as in kvf_row */
-    uint32_t *store_index;
-    uint32_t *store_count;
+    char *static_kv;          /* new ones, as in kvf_row */
+    uint32_t *static_ids;
+    uint32_t *static_count;
     kvf_layer_counters *counters;
 } kvf_pack_args;
 KVF_TASKS(pack, kvf_pack_args, a->paging.kv_heads)

@@ -59,14 +59,14 @@ static __device__ __forceinline__ uint32_t merge_split(uint32_t d, uint32_t n, u
 static __device__ __forceinline__ const char *old_entry(const packing *k, uint32_t entry)
 {
     const kvf_paging *p = &k->a->paging;
-    return kvf_store_token(p, k->a->row->store, k->head, entry);
+    return kvf_static_token(p, k->a->row->static_kv, k->head, entry);
 }
 
 static __device__ __forceinline__ char *new_entry(const packing *k, uint32_t entry)
 {
     const kvf_paging *p = &k->a->paging;
-    KVF_ASSERT(entry < kvf_store_tokens(p));
-    return kvf_store_token(p, k->a->store, k->head, entry);
+    KVF_ASSERT(entry < kvf_static_room(p));
+    return kvf_static_token(p, k->a->static_kv, k->head, entry);
 }
 
 /* Token of id i of the old store; those after its end are dead and come last. */
@@ -200,14 +200,14 @@ static __global__ void __launch_bounds__(THREADS, 2)
     k.a = &a;
     k.head = head;
     k.sink = kvf_min_u32(p->sink, a.row->sealed * p->block_size);
-    k.old_count = a.row->store_count[head];
-    k.old_index = a.row->store_index + head * kvf_store_tokens(p);
+    k.old_count = a.row->static_count[head];
+    k.old_index = a.row->static_ids + head * kvf_static_room(p);
     k.ids = a.ids + (size_t)head * a.ids_max;
     k.count = a.id_count[head];
     k.split = a.resident ? kvf_count_below(k.ids, k.count,
                                            kvf_div_ceil_u32(k.old_count, page_size) * page_size)
                          : 0;
-    k.new_index = a.store_index + head * kvf_store_tokens(p);
+    k.new_index = a.static_ids + head * kvf_static_room(p);
     k.new_count = 0;
     k.from_pages = 0;
     KVF_ASSERT(k.sink <= k.old_count);
@@ -219,7 +219,7 @@ static __global__ void __launch_bounds__(THREADS, 2)
     const uint64_t from_pages = kvf_block_sum(k.from_pages, s->scratch);
     if (threadIdx.x != 0)
         return;
-    a.store_count[head] = k.new_count;
+    a.static_count[head] = k.new_count;
     if (!a.resident)
         kvf_counter_add(&a.counters->bytes_refresh,
                         from_pages * kvf_token_bytes(&p->shape) +

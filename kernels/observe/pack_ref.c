@@ -27,7 +27,7 @@ typedef struct packing {
 static const char *old_entry(const packing *k, uint32_t entry)
 {
     const kvf_paging *p = &k->a->paging;
-    return kvf_store_token(p, k->a->row->store, k->head, entry);
+    return kvf_static_token(p, k->a->row->static_kv, k->head, entry);
 }
 
 /* `from` is a key; its value follows. */
@@ -35,8 +35,8 @@ static void add_entry(packing *k, uint32_t token, const char *from)
 {
     const kvf_paging *p = &k->a->paging;
     const uint32_t e = k->new_count++;
-    KVF_ASSERT(e < kvf_store_tokens(p));
-    memcpy(kvf_store_token(p, k->a->store, k->head, e), from, kvf_token_bytes(&p->shape));
+    KVF_ASSERT(e < kvf_static_room(p));
+    memcpy(kvf_static_token(p, k->a->static_kv, k->head, e), from, kvf_token_bytes(&p->shape));
     k->new_index[e] = token;
 }
 
@@ -59,10 +59,10 @@ static void add_chosen(packing *k)
     const kvf_pack_args *a = k->a;
     const int32_t *ids = a->ids + (size_t)k->head * a->ids_max;
     const uint32_t count = a->id_count[k->head], page_size = a->paging.shape.page_size;
-    const uint32_t store_end =
+    const uint32_t static_end =
         a->resident ? kvf_div_ceil_u32(k->old_count, page_size) * page_size : 0;
     uint32_t split = 0;
-    while (split < count && (uint32_t)ids[split] < store_end)
+    while (split < count && (uint32_t)ids[split] < static_end)
         split++;
     uint32_t i = 0, j = split;
     while (i < split || j < count) {
@@ -111,19 +111,19 @@ void kvf_pack_ref(const void *args, uint32_t task)
 {
     const kvf_pack_args *a = args;
     const kvf_paging *p = &a->paging;
-    const size_t stride = kvf_store_tokens(p);
+    const size_t stride = kvf_static_room(p);
     packing k = {.a = a,
                  .head = task,
                  .sink = kvf_min_u32(p->sink, a->row->sealed * p->block_size),
-                 .old_count = a->row->store_count[task],
-                 .old_index = a->row->store_index + task * stride,
-                 .new_index = a->store_index + task * stride};
+                 .old_count = a->row->static_count[task],
+                 .old_index = a->row->static_ids + task * stride,
+                 .new_index = a->static_ids + task * stride};
     KVF_ASSERT(k.sink <= k.old_count);
     for (uint32_t e = 0; e < k.sink; e++)
         add_entry(&k, k.old_index[e], old_entry(&k, e));
     add_chosen(&k);
     refresh_bits(&k);
-    a->store_count[task] = k.new_count;
+    a->static_count[task] = k.new_count;
     if (!a->resident)
         k.bytes += a->row->sealed * p->block_size * kvf_key_bytes(&p->shape);
     __atomic_fetch_add(&a->counters->bytes_refresh, k.bytes, __ATOMIC_RELAXED);

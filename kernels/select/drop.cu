@@ -16,7 +16,7 @@ static __global__ void drop_kernel(const __grid_constant__ kvf_drop_args a)
     const kvf_row *row = &a.row[blockIdx.x / p->kv_heads];
     const uint32_t head = blockIdx.x % p->kv_heads, sealed = row->sealed * p->block_size;
     if (threadIdx.x == 0 && (a.sets || sealed < p->sink))
-        row->store_count[head] = kvf_min_u32(sealed, p->sink);
+        row->static_count[head] = kvf_min_u32(sealed, p->sink);
     for (uint32_t b = threadIdx.x; a.sets && b < row->sealed; b += THREADS)
         kvf_row_bits(p, row, head)[b] = kvf_sink_bits(p, b);
     for (uint32_t i = threadIdx.x; a.sets && row->chosen_at && i < kvf_row_sealed_pages(p, row);

@@ -325,7 +325,7 @@ typedef struct kvf_drop_args {
     kvf_paging paging;
     uint32_t rows;
     uint32_t sets;
-    const kvf_row *row; /* [rows] sealed, store_count, bits, chosen_at */
+    const kvf_row *row; /* [rows] sealed, static_count, bits, chosen_at */
 } kvf_drop_args;
 KVF_TASKS(drop, kvf_drop_args, a->rows * a->paging.kv_heads)
 

@@ -112,7 +112,7 @@ static kvf_status begin(kvf_blocks *blocks, kvf_step *step, const kvf_blocks_row
     const kvf_validate_args validate = {.blocks = make.blocks,
                                         .row = step->row,
                                         .region = blocks->physical.region,
-                                        .store_count = blocks->physical.store_count,
+                                        .static_count = blocks->physical.static_count,
                                         .pages = blocks->physical.paging.shape.pages,
                                         .layer = step->layer,
                                         .rows = rows->rows,

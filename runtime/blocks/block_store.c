@@ -303,7 +303,7 @@ static uint64_t carve(kvf_blocks *blocks, kvf_carver *k)
     KVF_CARVE(k, c->row, c->regions);
     KVF_CARVE(k, c->blocks, c->regions, p->blocks_max);
     KVF_CARVE(k, c->physical, c->regions, p->blocks_max);
-    KVF_CARVE(k, c->store_count, lists);
+    KVF_CARVE(k, c->static_count, lists);
     KVF_CARVE(k, c->pages, lists);
     KVF_CARVE(k, c->region, c->regions);
     KVF_CARVE(k, c->is_bad, c->regions);
@@ -387,7 +387,7 @@ static void point_regions(kvf_blocks *blocks)
     const kvf_kv_group *kv_group = &blocks->cache->kv_groups[0];
     kvf_physical_blocks *c = &blocks->physical;
     c->rings = kv_group->tables.rows.rings;
-    c->stores = kv_group->tables.rows.stores;
+    c->static_kv = kv_group->tables.rows.static_kv;
     c->slots = kv_group->residency.slot_memory;
     c->slot_of_page = kv_group->residency.slot_of_page;
     c->slot_words = kv_group->residency.words;

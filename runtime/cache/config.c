@@ -462,7 +462,7 @@ static void count_lists(const kvf_select_policy *policy, const kvf_cache_config 
         p->block_jobs = 1;
         p->digest_bytes = block_size / KVF_CODE_TOKENS * (uint32_t)kvf_code_bytes(c->head_dim);
     }
-    p->store_pages =
+    p->static_pages =
         kvf_max_u32(1, kvf_div_ceil_u32(c->sink_tokens + dims->static_tokens, c->page_size));
     p->ring_blocks = kvf_div_ceil_u32(c->local_tokens, block_size) + 1;
     p->query_window =
@@ -518,7 +518,7 @@ static void count_pages(const kvf_select_policy *policy, const kvf_cache_config 
     if (policy->all_pages)
         ids = dims->dynamic_pages = p->pages_max;
     dims->ids_max = kvf_max_u32(1, kvf_min_u32(ids, p->pages_max));
-    dims->spans_max = p->store_pages + dims->window_pages + dims->ids_max + kvf_parted_pages(p);
+    dims->spans_max = p->static_pages + dims->window_pages + dims->ids_max + kvf_parted_pages(p);
     dims->splits_max = kvf_div_ceil_u32(dims->spans_max, kvf_split(dims->spans_max, c->page_size));
     dims->tokens_max = policy->by_token ? rest_max + p->block_size : dims->static_tokens;
     /* Other queries than the kept ones come in any number, and are taken so many at a time. */
@@ -538,7 +538,7 @@ static void count_cover(const kvf_cache_config *c, kvf_dims *dims)
     const uint64_t recent = dims->recalls ? (uint64_t)KVF_RECENT_STEPS * dims->ids_max : 0;
     const uint32_t pages = (uint32_t)(recent < p->pages_max ? recent : p->pages_max);
     if (dims->tokens_max || c->observe_window || c->verify_interval)
-        dims->cover_max = kvf_max_u32(p->blocks_max, p->store_pages + pages + dims->window_pages);
+        dims->cover_max = kvf_max_u32(p->blocks_max, p->static_pages + pages + dims->window_pages);
 }
 
 kvf_status kvf_config_resolve(kvf_runtime *runtime, const kvf_cache_config *config,

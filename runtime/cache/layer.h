@@ -106,7 +106,7 @@ typedef struct kvf_layer_refresh {
     uint32_t exact_from;  /* length when that became so */
     uint32_t share_from;  /* length when auto chose; 0: it has not */
     uint32_t static_from; /* length when the static set was chosen; 0: no page has bits of one */
-    uint32_t store;       /* in force: 0 or 1 */
+    uint32_t in_force;    /* which of the two stores: 0 or 1 */
     uint32_t is_due;      /* in this call */
 } kvf_layer_refresh;
 
@@ -119,7 +119,7 @@ static inline void kvf_refresh_step(kvf_layer_refresh *r, bool is_due)
 /* Where it is due, the other store comes into force. */
 static inline void kvf_refresh_flip(kvf_layer_refresh *r, uint32_t length)
 {
-    r->store ^= r->is_due;
+    r->in_force ^= r->is_due;
     r->static_from = r->is_due ? length : r->static_from;
 }
 

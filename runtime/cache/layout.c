@@ -28,7 +28,7 @@ static void carve_rows(kvf_kv_group *kv_group, kvf_reservation *r)
     const uint64_t ringed = kept || kvf_brings_tokens(kv_group) ? rows : 0;
     kvf_row_tables *t = &kv_group->tables.rows;
     KVF_CARVE(&r->kv, t->rings, ringed, p->ring_blocks + p->spare_blocks, block);
-    KVF_CARVE(&r->kv, t->stores, kept ? 2 : 1, rows, p->kv_heads, p->store_pages, page);
+    KVF_CARVE(&r->kv, t->static_kv, kept ? 2 : 1, rows, p->kv_heads, p->static_pages, page);
     KVF_CARVE(&r->kv, kv_group->tables.arena, d->arena_blocks, block);
     KVF_CARVE(&r->kv, kv_group->tables.scratch.blocks, d->scratch_blocks, block);
     KVF_CARVE(&r->digest, t->digests, p->kv_heads, d->digest_blocks, p->digest_bytes);
@@ -38,8 +38,8 @@ static void carve_rows(kvf_kv_group *kv_group, kvf_reservation *r)
     KVF_CARVE(&r->table, t->block_of, kept, p->blocks_max);
     KVF_CARVE(&r->table, t->chosen_at, d->recalls ? kept : 0, p->kv_heads, p->pages_max);
     KVF_CARVE(&r->table, t->bits, kept, p->kv_heads, p->blocks_max);
-    KVF_CARVE(&r->table, t->store_index, 2, kept, p->kv_heads, kvf_store_tokens(p));
-    KVF_CARVE(&r->table, t->store_count, 2, kept, p->kv_heads);
+    KVF_CARVE(&r->table, t->static_ids, 2, kept, p->kv_heads, kvf_static_room(p));
+    KVF_CARVE(&r->table, t->static_count, 2, kept, p->kv_heads);
     KVF_CARVE(&r->table, t->queries, kept, p->query_window, c->query_heads, c->head_dim,
               kvf_dtype_bytes(c->dtype));
     KVF_CARVE(&r->table, t->share, c->static_ratio == KVF_STATIC_RATIO_AUTO ? 2 : 0, rows);
@@ -57,9 +57,9 @@ static void carve_undo(kvf_kv_group *kv_group, kvf_reservation *r)
     const uint64_t blocks = kvf_undo_blocks(kv_group) + p->spare_blocks;
     kvf_undo_tables *t = &kv_group->tables.undo;
     KVF_CARVE(&r->kv, t->blocks, s, blocks, kvf_block_bytes(p));
-    KVF_CARVE(&r->kv, t->stores, twice, p->kv_heads, p->store_pages, kvf_page_bytes(&p->shape));
-    KVF_CARVE(&r->table, t->store_index, twice, p->kv_heads, kvf_store_tokens(p));
-    KVF_CARVE(&r->table, t->store_count, s, p->kv_heads);
+    KVF_CARVE(&r->kv, t->static_kv, twice, p->kv_heads, p->static_pages, kvf_page_bytes(&p->shape));
+    KVF_CARVE(&r->table, t->static_ids, twice, p->kv_heads, kvf_static_room(p));
+    KVF_CARVE(&r->table, t->static_count, s, p->kv_heads);
     KVF_CARVE(&r->table, t->bits, set, p->kv_heads, p->blocks_max);
     KVF_CARVE(&r->table, t->share, c->static_ratio == KVF_STATIC_RATIO_AUTO ? s : 0, 2);
     KVF_CARVE(&r->table, t->chosen_at, d->recalls ? s : 0, p->kv_heads, p->pages_max);

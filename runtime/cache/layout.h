@@ -37,21 +37,21 @@ typedef struct kvf_choice {
 /* Rows (sequence, layer), which have these for their life. */
 typedef struct kvf_row_tables {
     /* reservation kv */
-    char *rings;  /* [rows, ring_blocks + spare_blocks, block bytes] */
-    char *stores; /* [2, rows, kv_heads, store_pages, page bytes] */
+    char *rings;     /* [rows, ring_blocks + spare_blocks, block bytes] */
+    char *static_kv; /* [2, rows, kv_heads, static_pages, page bytes] */
     /* reservation digest */
     char *digests; /* [kv_heads, digest_blocks, digest_bytes] of all rows, by block of the pool */
     int8_t *centroids;         /* [rows, kv_heads, segments_max, head_dim] */
     uint16_t *centroid_scales; /* [rows, kv_heads, segments_max] */
     /* reservation table */
-    void **blocks;         /* [rows, blocks_max] */
-    uint32_t *block_of;    /* [rows, blocks_max] which block of the pool each is */
-    uint32_t *chosen_at;   /* [rows, kv_heads, pages_max] of a static set; see kvf_row */
-    uint64_t *bits;        /* [rows, kv_heads, blocks_max] */
-    uint32_t *store_index; /* [2, rows, kv_heads, store tokens] */
-    uint32_t *store_count; /* [2, rows, kv_heads] */
-    char *queries;         /* [rows, query_window, query_heads, head_dim] */
-    uint32_t *share;       /* [rows, 2] of static_ratio = auto */
+    void **blocks;          /* [rows, blocks_max] */
+    uint32_t *block_of;     /* [rows, blocks_max] which block of the pool each is */
+    uint32_t *chosen_at;    /* [rows, kv_heads, pages_max] of a static set; see kvf_row */
+    uint64_t *bits;         /* [rows, kv_heads, blocks_max] */
+    uint32_t *static_ids;   /* [2, rows, kv_heads, static room] */
+    uint32_t *static_count; /* [2, rows, kv_heads] */
+    char *queries;          /* [rows, query_window, query_heads, head_dim] */
+    uint32_t *share;        /* [rows, 2] of static_ratio = auto */
 } kvf_row_tables;
 
 /* Room for one row, or for chunks, in full precision; see step.h. */
@@ -105,15 +105,15 @@ typedef struct kvf_token_tables {
 /* Copies of arrays that a call of decode changes; see undo.h. Only where the host brings pages,
  * and of one layer. T and B are kvf_undo_queries and kvf_undo_blocks. */
 typedef struct kvf_undo_tables {
-    char *blocks;          /* [S, B + spare_blocks, block bytes] of the ring, and the spare one */
-    char *stores;          /* [S, kv_heads, store_pages, page bytes] if a call may refresh twice */
-    uint32_t *store_index; /* [S, kv_heads, store tokens] likewise */
-    uint32_t *store_count; /* [S, kv_heads] */
-    uint64_t *bits;        /* [S, kv_heads, blocks_max] of a static set */
-    uint32_t *share;       /* [S, 2] of static_ratio = auto */
-    uint32_t *chosen_at;   /* [S, kv_heads, pages_max] */
-    char *queries;         /* [S, T, query_heads, head_dim] */
-    uint64_t *faults;      /* [S] */
+    char *blocks;         /* [S, B + spare_blocks, block bytes] of the ring, and the spare one */
+    char *static_kv;      /* [S, kv_heads, static_pages, page bytes] if a call may refresh twice */
+    uint32_t *static_ids; /* [S, kv_heads, static room] likewise */
+    uint32_t *static_count;       /* [S, kv_heads] */
+    uint64_t *bits;               /* [S, kv_heads, blocks_max] of a static set */
+    uint32_t *share;              /* [S, 2] of static_ratio = auto */
+    uint32_t *chosen_at;          /* [S, kv_heads, pages_max] */
+    char *queries;                /* [S, T, query_heads, head_dim] */
+    uint64_t *faults;             /* [S] */
     kvf_layer_counters *counters; /* [1] */
 } kvf_undo_tables;
 

@@ -91,7 +91,7 @@ kvf_row kvf_step_row(const kvf_kv_group *kv_group, const kvf_layer *state)
     const kvf_paging *p = &kv_group->dims.paging;
     const size_t n = state->row;
     const size_t rows = (size_t)kv_group->config.sequences_max * kv_group->config.layers;
-    const size_t stored = state->refresh.store * rows + n; /* two stores per row */
+    const size_t stored = state->refresh.in_force * rows + n; /* two stores per row */
     const size_t runs = (size_t)p->kv_heads * p->blocks_max;
     const size_t centroids = (size_t)p->kv_heads * p->segments_max; /* no coarse head: none */
     const size_t page = kvf_page_bytes(&p->shape);
@@ -106,9 +106,9 @@ kvf_row kvf_step_row(const kvf_kv_group *kv_group, const kvf_layer *state)
         .centroids = t->centroids ? t->centroids + n * centroids * p->shape.head_dim : NULL,
         .centroid_scales = t->centroid_scales ? t->centroid_scales + n * centroids : NULL,
         .bits = t->bits + n * runs,
-        .store = t->stores + stored * p->kv_heads * p->store_pages * page,
-        .store_index = t->store_index + stored * p->kv_heads * kvf_store_tokens(p),
-        .store_count = t->store_count + stored * p->kv_heads,
+        .static_kv = t->static_kv + stored * p->kv_heads * p->static_pages * page,
+        .static_ids = t->static_ids + stored * p->kv_heads * kvf_static_room(p),
+        .static_count = t->static_count + stored * p->kv_heads,
         .queries = t->queries + n * query,
         .slot_of_page = kv_group->residency.slot_of_page,
         .slot_words = kv_group->residency.words,
@@ -223,7 +223,7 @@ kvf_status kvf_step_clear(kvf_step *step, kvf_layer *state)
     if (row.chosen_at)
         KVF_TRY(kv_group->device->ops->fill(step->stream, row.chosen_at, 0,
                                             (size_t)p->kv_heads * p->pages_max * sizeof(uint32_t)));
-    KVF_TRY(kv_group->device->ops->fill(step->stream, row.store_count, 0,
+    KVF_TRY(kv_group->device->ops->fill(step->stream, row.static_count, 0,
                                         p->kv_heads * sizeof(uint32_t)));
     state->is_fresh = 0;
     return KVF_OK;

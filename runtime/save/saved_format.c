@@ -44,9 +44,9 @@ void kvf_snapshot_carve(const kvf_saved_head *head, const kvf_saved_layer *l, kv
     KVF_CARVE(k, i.positions, l->length);
     KVF_CARVE(k, i.by_step, heads ? l->length : 0);
     KVF_CARVE(k, i.ring, l->length ? l->streaming : 0, l->ring_pages, run);
-    KVF_CARVE(k, i.store_count, heads);
-    KVF_CARVE(k, i.store_index, heads, l->store_tokens);
-    KVF_CARVE(k, i.store, heads, l->store_tokens, token);
+    KVF_CARVE(k, i.static_count, heads);
+    KVF_CARVE(k, i.static_ids, heads, l->static_room);
+    KVF_CARVE(k, i.static_kv, heads, l->static_room, token);
     KVF_CARVE(k, i.bits, heads, l->sealed);
     KVF_CARVE(k, i.share, heads && (l->flags & KVF_SAVED_AUTO) ? 2 : 0);
     KVF_CARVE(k, i.queries, l->query_window, heads, group, kvf_key_bytes(&shape));
@@ -188,7 +188,7 @@ static bool is_layer(const kvf_saved_head *h, const kvf_saved_layer *l)
            (uint64_t)l->sealed * h->block_size <= l->length &&
            !(l->flags & KVF_SAVED_FRESH && l->heads && l->length) &&
            !(l->flags & KVF_SAVED_SPARE && (l->sealed == 0 || h->pages == KVF_PAGES_NATIVE)) &&
-           l->store_tokens <= COUNT_MAX && l->query_window <= COUNT_MAX &&
+           l->static_room <= COUNT_MAX && l->query_window <= COUNT_MAX &&
            l->ring_pages <= COUNT_MAX && l->queries_from <= l->queries && l->kept <= l->length &&
            l->static_from <= l->length && l->share_from <= l->length && l->exact_from <= l->length;
 }

@@ -44,9 +44,9 @@ typedef struct kvf_saved_layer {
     uint32_t length;
     uint32_t sealed; /* blocks */
     uint32_t queries, since_refresh, steps, flags;
-    uint32_t heads;        /* that have pages; heads + streaming == kv_heads */
-    uint32_t streaming;    /* heads that have a ring */
-    uint32_t store_tokens; /* per head */
+    uint32_t heads;       /* that have pages; heads + streaming == kv_heads */
+    uint32_t streaming;   /* heads that have a ring */
+    uint32_t static_room; /* per head */
     uint32_t query_window;
     uint32_t ring_pages;   /* of a streaming head, of a block's tokens each */
     uint32_t queries_from; /* those before it are lost */
@@ -82,17 +82,17 @@ typedef struct kvf_saved_header {
 
 /* State of a layer besides its blocks. An array that it does not have is NULL. */
 typedef struct kvf_snapshot {
-    uint32_t *positions;   /* [length] */
-    uint8_t *by_step;      /* [length] as in kvf_layer */
-    char *ring;            /* [ring_pages, streaming, run bytes] */
-    uint32_t *store_count; /* [heads] */
-    uint32_t *store_index; /* [heads, store_tokens] */
-    char *store;           /* [heads, store_tokens, token bytes] */
-    uint64_t *bits;        /* [heads, sealed] */
-    uint32_t *share;       /* [2] */
-    char *queries;         /* [query_window, heads * group, key bytes] */
-    char *spare;           /* [heads, block bytes] of one head */
-    uint32_t *chosen_at;   /* [heads, pages of sealed blocks] as in kvf_row */
+    uint32_t *positions;    /* [length] */
+    uint8_t *by_step;       /* [length] as in kvf_layer */
+    char *ring;             /* [ring_pages, streaming, run bytes] */
+    uint32_t *static_count; /* [heads] */
+    uint32_t *static_ids;   /* [heads, static_room] */
+    char *static_kv;        /* [heads, static_room, token bytes] */
+    uint64_t *bits;         /* [heads, sealed] */
+    uint32_t *share;        /* [2] */
+    char *queries;          /* [query_window, heads * group, key bytes] */
+    char *spare;            /* [heads, block bytes] of one head */
+    uint32_t *chosen_at;    /* [heads, pages of sealed blocks] as in kvf_row */
 } kvf_snapshot;
 
 kvf_shape kvf_saved_shape(const kvf_saved_head *head); /* of a page */

@@ -24,7 +24,7 @@ void kvf_snapshot_describe(const kvf_layer *state, kvf_saved_layer *out)
                  (state->cut.spare ? KVF_SAVED_SPARE : 0u) |
                  (kv_group->tables.rows.chosen_at ? KVF_SAVED_RECENT : 0u),
         .heads = p->kv_heads,
-        .store_tokens = (uint32_t)kvf_store_tokens(p),
+        .static_room = (uint32_t)kvf_static_room(p),
         .query_window = p->query_window,
         .queries_from = state->queries.from,
         .kept = state->cut.kept,
@@ -47,7 +47,7 @@ static void copy(copier *c, void *to, const void *from, size_t bytes)
 
 /* Bytes of the arrays of a row that are copied whole. */
 typedef struct row_bytes {
-    size_t count, index, store, queries, recent, bits;
+    size_t count, index, static_kv, queries, recent, bits;
 } row_bytes;
 
 static row_bytes bytes_of(const kvf_kv_group *kv_group, const kvf_saved_layer *l)
@@ -55,8 +55,8 @@ static row_bytes bytes_of(const kvf_kv_group *kv_group, const kvf_saved_layer *l
     const kvf_paging *p = &kv_group->dims.paging;
     return (row_bytes){
         .count = p->kv_heads * sizeof(uint32_t),
-        .index = p->kv_heads * kvf_store_tokens(p) * sizeof(uint32_t),
-        .store = p->kv_heads * kvf_store_tokens(p) * kvf_token_bytes(&p->shape),
+        .index = p->kv_heads * kvf_static_room(p) * sizeof(uint32_t),
+        .static_kv = p->kv_heads * kvf_static_room(p) * kvf_token_bytes(&p->shape),
         .queries = (size_t)p->query_window * p->kv_heads * p->group * kvf_key_bytes(&p->shape),
         .recent = (size_t)l->sealed * p->block_pages * sizeof(uint32_t),
         .bits = l->sealed * sizeof(uint64_t),
@@ -78,9 +78,9 @@ kvf_status kvf_snapshot_take(kvf_step *step, const kvf_layer *state, const kvf_s
     for (uint32_t h = 0; snapshot->chosen_at && h < p->kv_heads; h++)
         copy(&c, snapshot->chosen_at + h * bytes.recent / sizeof(uint32_t),
              row.chosen_at + (size_t)h * p->pages_max, bytes.recent);
-    copy(&c, snapshot->store_count, row.store_count, bytes.count);
-    copy(&c, snapshot->store_index, row.store_index, bytes.index);
-    copy(&c, snapshot->store, row.store, bytes.store);
+    copy(&c, snapshot->static_count, row.static_count, bytes.count);
+    copy(&c, snapshot->static_ids, row.static_ids, bytes.index);
+    copy(&c, snapshot->static_kv, row.static_kv, bytes.static_kv);
     for (uint32_t h = 0; snapshot->bits && h < p->kv_heads; h++)
         copy(&c, snapshot->bits + (size_t)h * l->sealed, kvf_row_bits(p, &row, h), bytes.bits);
     if (snapshot->share)
@@ -106,11 +106,11 @@ void kvf_snapshot_scrub(const kvf_saved_head *head, const kvf_saved_layer *l,
         memset(tail + (blocks - 1 - l->sealed) * kvf_saved_block_bytes(head, l) + h * run +
                    last * token,
                0, run - last * token);
-    for (uint32_t h = 0; snapshot->store_count && h < l->heads; h++) {
-        const size_t first = (size_t)h * l->store_tokens + snapshot->store_count[h];
-        const size_t rest = l->store_tokens - snapshot->store_count[h];
-        memset(snapshot->store_index + first, 0, rest * sizeof *snapshot->store_index);
-        memset(snapshot->store + first * token, 0, rest * token);
+    for (uint32_t h = 0; snapshot->static_count && h < l->heads; h++) {
+        const size_t first = (size_t)h * l->static_room + snapshot->static_count[h];
+        const size_t rest = l->static_room - snapshot->static_count[h];
+        memset(snapshot->static_ids + first, 0, rest * sizeof *snapshot->static_ids);
+        memset(snapshot->static_kv + first * token, 0, rest * token);
     }
     if (snapshot->queries && l->queries < l->query_window)
         memset(snapshot->queries + l->queries * queries, 0,
@@ -129,13 +129,13 @@ static bool ascends(const uint32_t *numbers, uint32_t count, uint32_t end)
 
 /* The bits of a head are those of the tokens in its store, no others. */
 static bool are_bits(const uint64_t *bits, uint32_t blocks, uint32_t block_size,
-                     const uint32_t *store_index, uint32_t count)
+                     const uint32_t *static_ids, uint32_t count)
 {
     uint32_t i = 0;
     for (uint32_t b = 0; b < blocks; b++) {
         uint64_t want = 0;
-        for (; i < count && store_index[i] / block_size == b; i++)
-            want |= UINT64_C(1) << store_index[i] % block_size;
+        for (; i < count && static_ids[i] / block_size == b; i++)
+            want |= UINT64_C(1) << static_ids[i] % block_size;
         if (bits[b] != want)
             return false;
     }
@@ -147,11 +147,11 @@ static bool check_state(const kvf_saved_head *head, const kvf_saved_layer *l,
 {
     const uint32_t tokens = l->sealed * head->block_size;
     for (uint32_t h = 0; h < l->heads; h++) {
-        const uint32_t count = snapshot->store_count[h];
+        const uint32_t count = snapshot->static_count[h];
         const uint32_t *index =
-            l->store_tokens ? snapshot->store_index + (size_t)h * l->store_tokens : NULL;
+            l->static_room ? snapshot->static_ids + (size_t)h * l->static_room : NULL;
         const uint64_t *bits = l->sealed ? snapshot->bits + (size_t)h * l->sealed : NULL;
-        if (count > l->store_tokens || !ascends(index, count, tokens) ||
+        if (count > l->static_room || !ascends(index, count, tokens) ||
             !are_bits(bits, l->sealed, head->block_size, index, count))
             return false;
     }
@@ -162,7 +162,7 @@ bool kvf_snapshot_is_same(const kvf_kv_group *kv_group, const kvf_saved_layer *l
 {
     const kvf_paging *p = &kv_group->dims.paging;
     const kvf_row_tables *t = &kv_group->tables.rows;
-    return l->store_tokens == kvf_store_tokens(p) && l->query_window == p->query_window &&
+    return l->static_room == kvf_static_room(p) && l->query_window == p->query_window &&
            (l->flags & (KVF_SAVED_AUTO | KVF_SAVED_RECENT)) ==
                ((t->share ? KVF_SAVED_AUTO : 0u) | (t->chosen_at ? KVF_SAVED_RECENT : 0u));
 }
@@ -173,10 +173,10 @@ bool kvf_snapshot_fits(const kvf_kv_group *kv_group, const kvf_saved_layer *l,
     const kvf_paging *p = &kv_group->dims.paging;
     const uint32_t sink = kvf_min_u32(p->sink, l->sealed * p->block_size);
     for (uint32_t h = 0; sink && h < l->heads; h++) /* indices ascend */
-        if (snapshot->store_count[h] < sink ||
-            snapshot->store_index[(size_t)h * l->store_tokens + sink - 1] != sink - 1)
+        if (snapshot->static_count[h] < sink ||
+            snapshot->static_ids[(size_t)h * l->static_room + sink - 1] != sink - 1)
             return false;
-    return !snapshot->share || (snapshot->share[0] <= kvf_store_tokens(p) - p->sink &&
+    return !snapshot->share || (snapshot->share[0] <= kvf_static_room(p) - p->sink &&
                                 snapshot->share[1] <= kv_group->dims.ids_max);
 }
 

@@ -49,11 +49,11 @@ static void carve_work(const kvf_kv_group *kv_group, const kvf_saved_layer *save
 {
     const kvf_paging *p = &kv_group->dims.paging;
     const uint64_t blocks = kvf_div_ceil_u32(saved->length, p->block_size);
-    const uint64_t tokens = kvf_store_tokens(p), bytes = kvf_token_bytes(&p->shape);
+    const uint64_t tokens = kvf_static_room(p), bytes = kvf_token_bytes(&p->shape);
     *w = (put_work){0};
-    KVF_CARVE(k, w->made.store_count, p->kv_heads);
-    KVF_CARVE(k, w->made.store_index, p->kv_heads, tokens);
-    KVF_CARVE(k, w->made.store, p->kv_heads, tokens, bytes);
+    KVF_CARVE(k, w->made.static_count, p->kv_heads);
+    KVF_CARVE(k, w->made.static_ids, p->kv_heads, tokens);
+    KVF_CARVE(k, w->made.static_kv, p->kv_heads, tokens, bytes);
     KVF_CARVE(k, w->made.bits, p->kv_heads, blocks);
     KVF_CARVE(k, w->blocks, blocks);
     KVF_CARVE(k, w->block_of, blocks);
@@ -115,15 +115,15 @@ static void make_sink(const putting *p, uint32_t head, uint32_t t, char *to)
     const kvf_shape *s = &paging->shape;
     const kvf_saved_layer *saved = p->l->saved;
     const kvf_snapshot *snapshot = p->l->snapshot;
-    const size_t token = kvf_token_bytes(s), entry = (size_t)head * saved->store_tokens + t;
+    const size_t token = kvf_token_bytes(s), entry = (size_t)head * saved->static_room + t;
     const uint32_t in_block = t % paging->block_size;
     const char *block =
         kvf_page_pool_host(&p->kv_group->pool, p->layer->blocks[t / paging->block_size]);
     float x[KVF_HEAD_DIM_MAX];
     if (!kvf_quantizes_pages(p->kv_group))
         memcpy(to, block + head * kvf_run_bytes(paging) + in_block * token, token);
-    else if (t < snapshot->store_count[head] && snapshot->store_index[entry] == t)
-        memcpy(to, snapshot->store + entry * token, token);
+    else if (t < snapshot->static_count[head] && snapshot->static_ids[entry] == t)
+        memcpy(to, snapshot->static_kv + entry * token, token);
     else
         kvf_dequantize_token(s,
                              block + head * kvf_stored_run_bytes(paging) +
@@ -141,10 +141,10 @@ static void make_state(putting *p, kvf_snapshot *made)
     for (uint32_t h = 0; h < paging->kv_heads; h++) {
         for (uint32_t b = 0; b < sealed; b++)
             made->bits[(size_t)h * sealed + b] = kvf_sink_bits(paging, b);
-        made->store_count[h] = sink;
+        made->static_count[h] = sink;
         for (uint32_t t = 0; t < sink; t++) {
-            made->store_index[h * kvf_store_tokens(paging) + t] = t;
-            make_sink(p, h, t, kvf_store_token(paging, made->store, h, t));
+            made->static_ids[h * kvf_static_room(paging) + t] = t;
+            make_sink(p, h, t, kvf_static_token(paging, made->static_kv, h, t));
         }
     }
 }
@@ -152,13 +152,13 @@ static void make_state(putting *p, kvf_snapshot *made)
 static kvf_status put_state(putting *p, const kvf_snapshot *snapshot)
 {
     const kvf_paging *paging = &p->kv_group->dims.paging;
-    const size_t tokens = paging->kv_heads * kvf_store_tokens(paging);
+    const size_t tokens = paging->kv_heads * kvf_static_room(paging);
     const size_t sealed = p->layer->extent.sealed;
-    KVF_TRY(send(p, p->row.store_count, snapshot->store_count,
-                 paging->kv_heads * sizeof *p->row.store_count));
+    KVF_TRY(send(p, p->row.static_count, snapshot->static_count,
+                 paging->kv_heads * sizeof *p->row.static_count));
+    KVF_TRY(send(p, p->row.static_ids, snapshot->static_ids, tokens * sizeof *p->row.static_ids));
     KVF_TRY(
-        send(p, p->row.store_index, snapshot->store_index, tokens * sizeof *p->row.store_index));
-    KVF_TRY(send(p, p->row.store, snapshot->store, tokens * kvf_token_bytes(&paging->shape)));
+        send(p, p->row.static_kv, snapshot->static_kv, tokens * kvf_token_bytes(&paging->shape)));
     for (uint32_t h = 0; sealed && h < paging->kv_heads; h++)
         KVF_TRY(send(p, kvf_row_bits(paging, &p->row, h), snapshot->bits + h * sealed,
                      sealed * sizeof *p->row.bits));
@@ -283,7 +283,7 @@ static void put_counts(const putting *p)
 {
     const kvf_saved_layer *saved = p->l->saved;
     kvf_layer *layer = p->layer;
-    layer->refresh.store = 0;
+    layer->refresh.in_force = 0;
     layer->cut = (kvf_layer_cut){.kept = saved->kept,
                                  .spare = p->l->snapshot->spare ? layer->extent.sealed : 0};
     memset(layer->by_step, 0, layer->extent.length);

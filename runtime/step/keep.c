@@ -269,8 +269,8 @@ static kvf_status reset_tables(kvf_step *step, const keeping *k, const kvf_row *
                                const void *counts)
 {
     const kvf_kv_group *kv_group = step->kv_group;
-    return kv_group->device->ops->copy(k->stream, row->store_count, counts,
-                                       kv_group->config.kv_heads * sizeof *row->store_count);
+    return kv_group->device->ops->copy(k->stream, row->static_count, counts,
+                                       kv_group->config.kv_heads * sizeof *row->static_count);
 }
 
 /* Arrays in the frame: pages of the ring in their copy, and tokens of the sink that stay. */

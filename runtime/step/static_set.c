@@ -30,9 +30,9 @@ void kvf_step_rows_after(kvf_step *step)
         kvf_refresh_flip(&state->refresh, state->extent.length);
         const kvf_row other = kvf_step_row(kv_group, state);
         step->row_after_host[b] = step->row_host[b];
-        step->row_after_host[b].store = other.store;
-        step->row_after_host[b].store_index = other.store_index;
-        step->row_after_host[b].store_count = other.store_count;
+        step->row_after_host[b].static_kv = other.static_kv;
+        step->row_after_host[b].static_ids = other.static_ids;
+        step->row_after_host[b].static_count = other.static_count;
     }
 }
 
@@ -105,9 +105,9 @@ static kvf_status pack(kvf_step *step, const kvf_observation *all)
                                 .span_index = t->cover.span_index,
                                 .ids = t->tokens.ids,
                                 .id_count = t->tokens.count,
-                                .store = after->store,
-                                .store_index = after->store_index,
-                                .store_count = after->store_count,
+                                .static_kv = after->static_kv,
+                                .static_ids = after->static_ids,
+                                .static_count = after->static_count,
                                 .counters = kvf_counters_device(kv_group, step->index)};
     return KVF_LAUNCH(step, pack, args);
 }

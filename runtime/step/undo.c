@@ -79,8 +79,8 @@ static void static_set(undoing *u, uint32_t tokens)
     const bool is_due =
         kv_group->dims.static_tokens &&
         (u->from->refresh.needs_exact || u->from->refresh.since + tokens > interval);
-    const size_t b = u->index, entries = kvf_store_tokens(p);
-    piece(u, u->row.store_count, t->store_count, b, p->kv_heads * sizeof *t->store_count);
+    const size_t b = u->index, entries = kvf_static_room(p);
+    piece(u, u->row.static_count, t->static_count, b, p->kv_heads * sizeof *t->static_count);
     for (uint32_t h = 0; is_due && h < p->kv_heads; h++)
         piece(u, kvf_row_bits(p, &u->row, h), t->bits + (b * p->kv_heads + h) * p->blocks_max, 0,
               u->from->extent.sealed * sizeof *t->bits);
@@ -88,8 +88,9 @@ static void static_set(undoing *u, uint32_t tokens)
         piece(u, u->row.share, t->share, b, 2 * sizeof *t->share);
     if (!is_due || interval >= tokens)
         return;
-    piece(u, u->row.store, t->stores, b, p->kv_heads * p->store_pages * kvf_page_bytes(&p->shape));
-    piece(u, u->row.store_index, t->store_index, b, p->kv_heads * entries * sizeof *t->store_index);
+    piece(u, u->row.static_kv, t->static_kv, b,
+          p->kv_heads * p->static_pages * kvf_page_bytes(&p->shape));
+    piece(u, u->row.static_ids, t->static_ids, b, p->kv_heads * entries * sizeof *t->static_ids);
 }
 
 static void recent_choices(undoing *u)

@@ -137,7 +137,7 @@ static void fill_rows(layers *d)
          *rings = bench_numbers(c, d->b.rows * ring / 2);
     char *all_queries = check_in(c, d->b.rows * queries),
          *stores = bench_numbers(c, d->b.rows * store / 2);
-    uint32_t *store_counts = bench_zeros(c, d->b.rows * HEADS * sizeof *store_counts);
+    uint32_t *static_counts = bench_zeros(c, d->b.rows * HEADS * sizeof *static_counts);
     uint64_t *faults = bench_zeros(c, d->b.rows * sizeof *faults);
     int32_t *of_page = check_in(c, pages * sizeof *of_page);
     uint64_t *words = check_in(c, slots * sizeof *words);
@@ -150,8 +150,8 @@ static void fill_rows(layers *d)
         *row = (kvf_row){.blocks = blocks + (size_t)r * d->b.blocks,
                          .ring = rings + r * ring,
                          .bits = (uint64_t *)(uintptr_t)d->bits[(size_t)r * HEADS],
-                         .store = stores + r * store,
-                         .store_count = store_counts + r * HEADS,
+                         .static_kv = stores + r * store,
+                         .static_count = static_counts + r * HEADS,
                          .queries = all_queries + r * queries,
                          .block_of = (uint32_t *)(uintptr_t)d->block_of[0],
                          .block_first = r * d->b.blocks,
@@ -166,7 +166,7 @@ static void fill_rows(layers *d)
         for (uint32_t b = 0; b < d->b.blocks; b++)
             row->blocks[b] = kvf_row_ring_block(p, row, b);
         for (uint32_t h = 0; h < HEADS; h++)
-            row->store_count[h] = SINK_PAGES * PAGE;
+            row->static_count[h] = SINK_PAGES * PAGE;
     }
 }
 
@@ -322,7 +322,7 @@ static void fill(layers *d)
                                .digest_bytes = (uint32_t)kvf_code_bytes(HEAD_DIM),
                                .blocks_max = d->b.blocks,
                                .pages_max = d->b.pages,
-                               .store_pages = SINK_PAGES,
+                               .static_pages = SINK_PAGES,
                                .slots = d->b.rows * SLOTS,
                                .pool_pages = d->b.rows * d->b.pages,
                                .sink = SINK_PAGES * PAGE,

@@ -77,12 +77,12 @@ static void fill_regions(bench *b, kvf_physical_blocks *k)
     const kvf_paging *p = &k->paging;
     const size_t rows = b->rows, lists = rows * BENCH_HEADS;
     k->rings = check_in(c, rows * p->ring_blocks * kvf_block_bytes(p));
-    k->stores = check_in(c, lists * p->store_pages * kvf_page_bytes(&shape));
+    k->static_kv = check_in(c, lists * p->static_pages * kvf_page_bytes(&shape));
     k->token_tags = bench_zeros(c, lists * kvf_region_tokens(p) * sizeof *k->token_tags);
     k->row = bench_zeros(c, rows * sizeof *k->row);
     k->blocks = bench_zeros(c, rows * p->blocks_max * sizeof *k->blocks);
     k->physical = bench_zeros(c, rows * p->blocks_max * sizeof *k->physical);
-    k->store_count = bench_zeros(c, lists * sizeof *k->store_count);
+    k->static_count = bench_zeros(c, lists * sizeof *k->static_count);
     k->bits = bench_zeros(c, BENCH_HEADS * p->blocks_max * sizeof *k->bits);
     k->pages = bench_zeros(c, lists * sizeof *k->pages);
     k->choose = bench_zeros(c, lists * sizeof *k->choose);
@@ -100,7 +100,7 @@ static kvf_physical_blocks view_of(const kvf_physical_blocks *all, uint32_t firs
     k.row += first;
     k.blocks += blocks;
     k.physical += blocks;
-    k.store_count += lists;
+    k.static_count += lists;
     k.pages += lists;
     k.choose += lists;
     k.region += first;
@@ -167,7 +167,7 @@ static kvf_validate_args validate_args(const bench_tables *t, uint32_t first, ui
     return (kvf_validate_args){.blocks = t->views + first,
                                .row = t->views[first].row,
                                .region = t->views[first].region,
-                               .store_count = t->views[first].store_count,
+                               .static_count = t->views[first].static_count,
                                .rows = rows,
                                .kv_heads = BENCH_HEADS};
 }

@@ -52,7 +52,7 @@ static kvf_paging make_paging(check *c, uint32_t index)
     p.block_size = p.shape.page_size > 32 ? 64 : 32;
     p.block_pages = p.block_size / p.shape.page_size;
     p.sink = check_below(c, 40);
-    p.store_pages = kvf_max_u32(1, kvf_div_ceil_u32(p.sink, p.shape.page_size));
+    p.static_pages = kvf_max_u32(1, kvf_div_ceil_u32(p.sink, p.shape.page_size));
     p.slots = KVF_SLOT_WAYS;
     p.ring_blocks = 2;
     return p;
@@ -88,13 +88,13 @@ static void make_regions(check *c, world *w)
     const size_t n = REGIONS * LAYERS, lists = n * p->lists, page = kvf_page_bytes(&p->shape);
     if (check_below(c, 3) || p->shape.pages != KVF_PAGES_NATIVE)
         k->rings = tracked(c, "rings", n * p->ring_blocks * kvf_block_bytes(p));
-    k->stores = tracked(c, "stores", lists * p->store_pages * page);
+    k->static_kv = tracked(c, "static_kv", lists * p->static_pages * page);
     k->clock = tracked(c, "clock", sizeof *k->clock);
     k->token_tags = tracked(c, "token_tags", lists * kvf_region_tokens(p) * sizeof *k->token_tags);
     k->row = tracked(c, "row", REGIONS * sizeof *k->row);
     k->blocks = tracked(c, "blocks", REGIONS * p->blocks_max * sizeof *k->blocks);
     k->physical = tracked(c, "physical", REGIONS * p->blocks_max * sizeof *k->physical);
-    k->store_count = tracked(c, "store_count", w->lists * sizeof *k->store_count);
+    k->static_count = tracked(c, "static_count", w->lists * sizeof *k->static_count);
     k->bits = check_in(c, p->kv_heads * p->blocks_max * sizeof *k->bits);
     k->pages = tracked(c, "pages", w->lists * sizeof *k->pages);
     k->choose = tracked(c, "choose", w->lists * sizeof *k->choose);
@@ -386,8 +386,9 @@ static void look_at_regions(check *c, const world *w)
             for (uint32_t t = 0; t < row->length && !kvf_row_is_idle(row, h); t++) {
                 const uint32_t block = w->c->physical[b * p->blocks_max + t / p->block_size];
                 take_exact(w, block, h, t % p->block_size, w->exact);
-                if (t < row->store_count[h])
-                    check_bits(c, "sink", kvf_store_token(p, row->store, h, t), w->exact, token);
+                if (t < row->static_count[h])
+                    check_bits(c, "sink", kvf_static_token(p, row->static_kv, h, t), w->exact,
+                               token);
                 if (t >= row->sealed * p->block_size)
                     check_bits(c, "window",
                                kvf_row_run(p, row, t / p->block_size, h) +
@@ -525,7 +526,7 @@ static void step(check *c, world *w)
     const kvf_validate_args validate = {.blocks = w->c,
                                         .row = w->c->row,
                                         .region = w->c->region,
-                                        .store_count = w->c->store_count,
+                                        .static_count = w->c->static_count,
                                         .pages = w->c->paging.shape.pages,
                                         .layer = LAYER,
                                         .rows = REGIONS,

@@ -21,13 +21,13 @@
 
 static void track_row(check *c, const kvf_paging *p, const kvf_row *row)
 {
-    const size_t store_bytes = p->kv_heads * p->store_pages * kvf_page_bytes(&p->shape);
-    const size_t store_tokens = p->kv_heads * kvf_store_tokens(p);
+    const size_t store_bytes = p->kv_heads * p->static_pages * kvf_page_bytes(&p->shape);
+    const size_t static_room = p->kv_heads * kvf_static_room(p);
     check_track(c, "blocks", row->blocks, p->blocks_max * sizeof *row->blocks);
     check_track(c, "bits", row->bits, p->kv_heads * p->blocks_max * sizeof *row->bits);
-    check_track(c, "store", row->store, store_bytes);
-    check_track(c, "store_index", row->store_index, store_tokens * sizeof(uint32_t));
-    check_track(c, "store_count", row->store_count, p->kv_heads * sizeof(uint32_t));
+    check_track(c, "static_kv", row->static_kv, store_bytes);
+    check_track(c, "static_ids", row->static_ids, static_room * sizeof(uint32_t));
+    check_track(c, "static_count", row->static_count, p->kv_heads * sizeof(uint32_t));
     check_track(c, "fault", row->fault, sizeof *row->fault);
     check_track(c, "chosen_at", row->chosen_at,
                 (size_t)p->kv_heads * p->pages_max * sizeof *row->chosen_at);
@@ -396,7 +396,7 @@ static void assemble_case(check *c, uint32_t rows, uint32_t blocks_max)
                            .ids_max = 1 + check_below(c, w.p.pages_max),
                            .row = w.row,
                            .counters = w.counters};
-    a.spans_max = w.p.store_pages + w.p.ring_blocks * w.p.block_pages + a.ids_max;
+    a.spans_max = w.p.static_pages + w.p.ring_blocks * w.p.block_pages + a.ids_max;
     make_ids(c, &w, &a);
     if (check_below(c, 2)) {
         uint64_t *masks = check_in(c, (size_t)lists * a.ids_max * sizeof *masks);
@@ -519,7 +519,7 @@ static void select_case(check *c, uint32_t rows, uint32_t blocks_max, uint32_t i
                          .row = w.row,
                          .counters = w.counters};
     const size_t ids = (size_t)lists * a.ids_max;
-    a.spans_max = w.p.store_pages + w.p.ring_blocks * w.p.block_pages + a.ids_max;
+    a.spans_max = w.p.static_pages + w.p.ring_blocks * w.p.block_pages + a.ids_max;
     float *scores = make_scores(c, &w, &a);
     a.work = check_out(c, (size_t)lists * a.work_stride * sizeof *a.work);
     a.arrived = check_out(c, lists * sizeof *a.arrived);

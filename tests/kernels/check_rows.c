@@ -72,7 +72,7 @@ static void make_shape(check *c, check_rows *w, const check_rows_config *config)
     p->query_window = 1 + check_below(c, 6);
     w->statics_max =
         config->statics_max ? config->statics_max : 1 + check_below(c, large ? 2000 : 150);
-    p->store_pages = kvf_div_ceil_u32(p->sink + w->statics_max, p->shape.page_size);
+    p->static_pages = kvf_div_ceil_u32(p->sink + w->statics_max, p->shape.page_size);
 }
 
 /* How long the row is, and where its blocks are. */
@@ -109,7 +109,7 @@ static void store_row(const kvf_paging *p, const kvf_row *row, uint32_t head, ui
                       uint32_t position)
 {
     const char *run = kvf_row_run(p, row, position / p->block_size, head);
-    memcpy(kvf_store_token(p, row->store, head, entry),
+    memcpy(kvf_static_token(p, row->static_kv, head, entry),
            kvf_page_key(&p->shape, run, position % p->block_size), kvf_token_bytes(&p->shape));
 }
 
@@ -120,7 +120,7 @@ static void make_static(check *c, const check_rows *w, kvf_row *row, uint32_t he
     const uint32_t tokens = row->sealed * p->block_size;
     const uint32_t sink = kvf_min_u32(p->sink, tokens);
     const uint32_t count = sink + check_subset(c, tokens - sink, w->statics_max, chosen);
-    uint32_t *index = row->store_index + head * kvf_store_tokens(p);
+    uint32_t *index = row->static_ids + head * kvf_static_room(p);
     uint64_t *bits = kvf_row_bits(p, row, head);
     memset(bits, 0, p->blocks_max * sizeof *bits);
     for (uint32_t i = 0; i < count; i++) {
@@ -130,7 +130,7 @@ static void make_static(check *c, const check_rows *w, kvf_row *row, uint32_t he
         if (p->shape.pages == KVF_PAGES_NATIVE)
             store_row(p, row, head, i, token);
     }
-    row->store_count[head] = count;
+    row->static_count[head] = count;
 }
 
 /* The device cache of all rows, which have blocks `number * pool_blocks` ... of the pool. */
@@ -196,9 +196,9 @@ void check_rows_make(check *c, check_rows *w, const check_rows_config *config)
         make_blocks(c, p, row, config);
         job += row->sealed - row->sealed_before;
         row->bits = check_out(c, p->kv_heads * p->blocks_max * sizeof *row->bits);
-        row->store = noise_out(c, p->kv_heads * p->store_pages * kvf_page_bytes(&p->shape));
-        row->store_index = check_out(c, p->kv_heads * kvf_store_tokens(p) * sizeof(uint32_t));
-        row->store_count = check_out(c, p->kv_heads * sizeof *row->store_count);
+        row->static_kv = noise_out(c, p->kv_heads * p->static_pages * kvf_page_bytes(&p->shape));
+        row->static_ids = check_out(c, p->kv_heads * kvf_static_room(p) * sizeof(uint32_t));
+        row->static_count = check_out(c, p->kv_heads * sizeof *row->static_count);
         for (uint32_t h = 0; h < p->kv_heads; h++)
             make_static(c, w, row, h, chosen);
         fill_slots(c, w, row, b, config->pool_blocks);

@@ -17,7 +17,7 @@ static kvf_cover_args cover_args(check *c, const check_rows *w, bool resident)
     const kvf_paging *p = &w->p;
     kvf_cover_args a = {.paging = *p,
                         .resident = resident,
-                        .spans_max = p->pages_max + p->store_pages,
+                        .spans_max = p->pages_max + p->static_pages,
                         .row = w->row};
     const size_t all = (size_t)p->kv_heads * a.spans_max;
     a.spans = check_out(c, all * sizeof *a.spans);
@@ -37,8 +37,8 @@ static void cover_properties(check *c, const kvf_cover_args *a, uint32_t head)
     const kvf_row *row = a->row;
     const uint32_t page_size = p->shape.page_size;
     const uint32_t tokens = kvf_cover_tokens(p, a->resident);
-    const uint32_t *index = row->store_index + head * kvf_store_tokens(p);
-    const uint32_t stored = a->resident ? row->store_count[head] : 0;
+    const uint32_t *index = row->static_ids + head * kvf_static_room(p);
+    const uint32_t stored = a->resident ? row->static_count[head] : 0;
     uint8_t *seen = calloc(row->length, 1);
     KVF_ASSERT(seen);
     for (uint32_t i = 0; i < stored; i++)
@@ -129,9 +129,9 @@ static chosen_tokens choose_tokens(check *c, const check_rows *w, bool resident)
 static void pack_properties(check *c, const kvf_pack_args *a, uint32_t head)
 {
     const kvf_paging *p = &a->paging;
-    const uint32_t count = a->store_count[head];
+    const uint32_t count = a->static_count[head];
     const size_t bytes = kvf_token_bytes(&p->shape);
-    const uint32_t *index = a->store_index + head * kvf_store_tokens(p);
+    const uint32_t *index = a->static_ids + head * kvf_static_room(p);
     const uint64_t *bits = kvf_row_bits(p, a->row, head);
     uint32_t said = 0;
     for (uint32_t i = 0; i < a->row->sealed; i++)
@@ -143,8 +143,8 @@ static void pack_properties(check *c, const kvf_pack_args *a, uint32_t head)
         const char *run = kvf_row_run(p, a->row, token / p->block_size, head);
         if ((i && token <= index[i - 1]) || !(bits[token / p->block_size] >> t & 1))
             check_fail(c, "head %u: entry %u is token %u", head, i, token);
-        if (memcmp(kvf_page_key(&p->shape, run, t), kvf_store_token(p, a->store, head, i), bytes) !=
-            0)
+        if (memcmp(kvf_page_key(&p->shape, run, t), kvf_static_token(p, a->static_kv, head, i),
+                   bytes) != 0)
             check_fail(c, "head %u: entry %u is not what token %u is", head, i, token);
     }
 }
@@ -175,11 +175,11 @@ static void pack_case(check *c, uint32_t blocks_max, uint32_t statics_max)
                        .ids = t.ids,
                        .id_count = t.id_count,
                        .counters = w.counters};
-    const size_t store_bytes = p->kv_heads * p->store_pages * kvf_page_bytes(&p->shape);
-    const size_t index_bytes = p->kv_heads * kvf_store_tokens(p) * sizeof(uint32_t);
-    a.store = check_changed(c, "store", store_bytes);
-    a.store_index = check_changed(c, "store_index", index_bytes);
-    a.store_count = check_changed(c, "store_count", p->kv_heads * sizeof(uint32_t));
+    const size_t store_bytes = p->kv_heads * p->static_pages * kvf_page_bytes(&p->shape);
+    const size_t index_bytes = p->kv_heads * kvf_static_room(p) * sizeof(uint32_t);
+    a.static_kv = check_changed(c, "static_kv", store_bytes);
+    a.static_ids = check_changed(c, "static_ids", index_bytes);
+    a.static_count = check_changed(c, "static_count", p->kv_heads * sizeof(uint32_t));
     check_track(c, "counters", a.counters, sizeof *a.counters);
     check_track(c, "bits", row->bits, p->kv_heads * p->blocks_max * sizeof *row->bits);
     CHECK_BOTH(c, pack, &a);

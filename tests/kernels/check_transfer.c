@@ -127,7 +127,7 @@ static void drop_case(check *c)
         else
             check_track(c, "chosen_at", w.row[b].chosen_at,
                         heads * w.p.pages_max * sizeof(uint32_t));
-        check_track(c, "store_count", w.row[b].store_count, heads * sizeof(uint32_t));
+        check_track(c, "static_count", w.row[b].static_count, heads * sizeof(uint32_t));
         check_track(c, "bits", w.row[b].bits, heads * w.p.blocks_max * sizeof(uint64_t));
     }
     CHECK_BOTH(c, drop, &a);

@@ -17,9 +17,9 @@ static uint32_t store_of(const test_world *w, const kvf_sequence *s, uint32_t he
 {
     const kvf_row row = kvf_step_row(s->layers[0].kv_group, &s->layers[0]);
     const kvf_paging *p = &w->cache->kv_groups[0].dims.paging;
-    const uint32_t *count = test_seen(row.store_count + head, sizeof *count);
-    *index = test_seen(row.store_index + head * kvf_store_tokens(p),
-                       kvf_store_tokens(p) * sizeof **index);
+    const uint32_t *count = test_seen(row.static_count + head, sizeof *count);
+    *index =
+        test_seen(row.static_ids + head * kvf_static_room(p), kvf_static_room(p) * sizeof **index);
     return *count;
 }
 
