@@ -53,6 +53,8 @@ RETIRED = (
      r"(kernels|runtime)/"),
     (r"store_(?:index|count|pages)|kvf_store_(?:tokens?|page)|(?<=->)stores?",
      r"(kernels|runtime|tests/kernels)/"),
+    (r"kvf_step\w*|kvf_heads_call\w*",
+     r"(kernels|runtime|offload|tests|bench)/"),
 )
 
 

@@ -50,7 +50,7 @@ typedef struct kvf_physical_coarse {
     int8_t *centroids;      /* [coarse heads, segments, head_dim] */
     uint16_t *scales;       /* [coarse heads, segments] */
     uint32_t *is_centroid;  /* [layers, segments] 1: centroids are of what the tokens are now */
-    uint32_t *count;        /* of one call, down to filtered: [regions * lists]; see kvf_step */
+    uint32_t *count;        /* of one call, down to filtered: [regions * lists]; see kvf_call */
     uint32_t *take;
     uint32_t *blocks;
     const uint64_t **unfiltered;

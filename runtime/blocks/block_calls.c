@@ -71,11 +71,11 @@ kvf_status kvf_block_write(kvf_blocks *blocks, const kvf_blocks_put_args *args, 
 
 /* ---- steps ---- */
 
-static kvf_step step_of(const kvf_blocks *blocks, uint32_t layer, uint32_t rows, const void *q,
+static kvf_call step_of(const kvf_blocks *blocks, uint32_t layer, uint32_t rows, const void *q,
                         kvf_stream *stream)
 {
     const kvf_physical_blocks *c = &blocks->physical;
-    kvf_step step = {.cache = blocks->cache,
+    kvf_call call = {.cache = blocks->cache,
                      .stream = stream,
                      .kv_group = kv_group_of(blocks),
                      .layer = layer,
@@ -90,49 +90,49 @@ static kvf_step step_of(const kvf_blocks *blocks, uint32_t layer, uint32_t rows,
                      .by_block = {.physical = c->physical, .codes = codes_of(blocks, layer)},
                      .choose_pages = c->pages};
     if (c->paging.segments_max == 0)
-        return step;
-    step.coarse.count = c->coarse.count;
-    step.coarse.take = c->coarse.take;
-    step.coarse.blocks = c->coarse.blocks;
-    step.coarse.unfiltered = c->coarse.unfiltered;
-    step.by_block.centroids = centroids_of(blocks, layer);
-    return step;
+        return call;
+    call.coarse.count = c->coarse.count;
+    call.coarse.take = c->coarse.take;
+    call.coarse.blocks = c->coarse.blocks;
+    call.coarse.unfiltered = c->coarse.unfiltered;
+    call.by_block.centroids = centroids_of(blocks, layer);
+    return call;
 }
 
 /* Rows, and what their regions have of them. */
-static kvf_status begin(kvf_blocks *blocks, kvf_step *step, const kvf_blocks_rows *rows)
+static kvf_status begin(kvf_blocks *blocks, kvf_call *call, const kvf_blocks_rows *rows)
 {
     const kvf_rows_args make = {.blocks = blocks->constants.physical,
-                                .layer = step->layer,
+                                .layer = call->layer,
                                 .rows = rows->rows,
                                 .table_stride = rows->table_stride,
                                 .table = rows->table,
                                 .lengths = rows->lengths,
                                 .regions = rows->regions};
     const kvf_validate_args validate = {.blocks = make.blocks,
-                                        .row = step->row,
+                                        .row = call->row,
                                         .region = blocks->physical.region,
                                         .static_count = blocks->physical.static_count,
                                         .pages = blocks->physical.paging.shape.pages,
-                                        .layer = step->layer,
+                                        .layer = call->layer,
                                         .rows = rows->rows,
                                         .kv_heads = blocks->physical.paging.kv_heads};
-    KVF_TRY(KVF_LAUNCH(step, rows, make));
-    return KVF_LAUNCH(step, validate, validate);
+    KVF_TRY(KVF_LAUNCH(call, rows, make));
+    return KVF_LAUNCH(call, validate, validate);
 }
 
 /* Centroids, which coarse heads score first. */
-static kvf_status average(const kvf_blocks *blocks, const kvf_step *step)
+static kvf_status average(const kvf_blocks *blocks, const kvf_call *call)
 {
     const kvf_paging *p = &blocks->physical.paging;
     const kvf_average_args args = {.blocks = blocks->constants.physical,
-                                   .codes = step->by_block.codes,
-                                   .layer = step->layer,
-                                   .rows = step->rows,
+                                   .codes = call->by_block.codes,
+                                   .layer = call->layer,
+                                   .rows = call->rows,
                                    .segments_max = p->segments_max,
                                    .head_dim = p->shape.head_dim};
-    return p->segments_max && kvf_has_coarse_heads(step->cache, step->layer)
-               ? KVF_LAUNCH(step, average, args)
+    return p->segments_max && kvf_has_coarse_heads(call->cache, call->layer)
+               ? KVF_LAUNCH(call, average, args)
                : KVF_OK;
 }
 
@@ -178,16 +178,16 @@ static kvf_status scatter_heads(const kvf_blocks *blocks, uint32_t layer, uint32
 }
 
 /* A query of every row over its tails, of a layer with streaming heads; others have no spans. */
-static kvf_status attend_tails(const kvf_blocks *blocks, const kvf_step *step, void *out,
+static kvf_status attend_tails(const kvf_blocks *blocks, const kvf_call *call, void *out,
                                float *lse)
 {
     const kvf_physical_blocks *c = &blocks->physical;
     const kvf_block_tails *t = &blocks->tails;
-    const kvf_block_tail *tail = &t->of[step->layer];
+    const kvf_block_tail *tail = &t->of[call->layer];
     const kvf_gather_window_args gather_window = {.blocks = blocks->constants.physical,
                                                   .pages = c->paging.shape.pages,
-                                                  .layer = step->layer,
-                                                  .rows = step->rows,
+                                                  .layer = call->layer,
+                                                  .rows = call->rows,
                                                   .kv_heads = c->paging.kv_heads,
                                                   .ring = tail->ring,
                                                   .first = tail->first,
@@ -196,13 +196,13 @@ static kvf_status attend_tails(const kvf_blocks *blocks, const kvf_step *step, v
                                                   .span_count = t->span_count};
     const kvf_attend_args attend = {.shape = tail->ring.shape,
                                     .pass = KVF_PASS_ALL,
-                                    .lists = step->rows * c->paging.kv_heads,
+                                    .lists = call->rows * c->paging.kv_heads,
                                     .group = c->paging.group,
                                     .spans_max = gather_window.spans_max,
                                     .split = kvf_ring_split(&tail->ring),
-                                    .scale = kvf_step_attention(step)->scale,
-                                    .cap = kvf_step_attention(step)->cap,
-                                    .q = step->q,
+                                    .scale = kvf_call_attention(call)->scale,
+                                    .cap = kvf_call_attention(call)->cap,
+                                    .q = call->q,
                                     .spans = t->spans,
                                     .span_count = t->span_count,
                                     .partial_o = t->partial_o,
@@ -217,12 +217,12 @@ static kvf_status attend_tails(const kvf_blocks *blocks, const kvf_step *step, v
                                   .partial_lse = t->partial_lse,
                                   .out = t->out,
                                   .lse = t->lse,
-                                  .sinks = kvf_step_attention(step)->sinks,
-                                  .heads = step->kv_group->config.query_heads};
-    KVF_TRY(KVF_LAUNCH(step, gather_window, gather_window));
-    KVF_TRY(KVF_LAUNCH(step, attend, attend));
-    KVF_TRY(KVF_LAUNCH(step, merge, merge));
-    return scatter_heads(blocks, step->layer, step->rows, out, lse, step->stream);
+                                  .sinks = kvf_call_attention(call)->sinks,
+                                  .heads = call->kv_group->config.query_heads};
+    KVF_TRY(KVF_LAUNCH(call, gather_window, gather_window));
+    KVF_TRY(KVF_LAUNCH(call, attend, attend));
+    KVF_TRY(KVF_LAUNCH(call, merge, merge));
+    return scatter_heads(blocks, call->layer, call->rows, out, lse, call->stream);
 }
 
 /* Tokens of chunk `i` once more, piece by piece, for its streaming heads; `all` is what others do.
@@ -262,21 +262,21 @@ kvf_status kvf_block_step(kvf_blocks *blocks, const kvf_blocks_decode_args *args
                           kvf_stream *stream)
 {
     const void *q = kvf_inputs_seen(blocks->cache, args->q, NULL, NULL).q;
-    kvf_step step = step_of(blocks, args->layer, args->rows->rows, q, stream);
+    kvf_call call = step_of(blocks, args->layer, args->rows->rows, q, stream);
     const kvf_fill_nan_args fill = fill_nan_of(blocks, args->rows->rows, args->out, args->lse);
-    step.caller_selection =
+    call.caller_selection =
         (kvf_caller_selection){args->page_scores, args->page_ids, args->page_stride};
-    KVF_TRY(begin(blocks, &step, args->rows));
-    KVF_TRY(kvf_inputs_round(&step, args->q, NULL, NULL, step.rows));
-    KVF_TRY(average(blocks, &step));
-    if (step.kv_group->policy->scores_pages)
-        KVF_TRY(kvf_select_score(&step));
-    KVF_TRY(kvf_select_choose(&step));
-    KVF_TRY(kvf_step_place(&step));
-    KVF_TRY(kvf_step_attend(&step, args->out, args->lse));
+    KVF_TRY(begin(blocks, &call, args->rows));
+    KVF_TRY(kvf_inputs_round(&call, args->q, NULL, NULL, call.rows));
+    KVF_TRY(average(blocks, &call));
+    if (call.kv_group->policy->scores_pages)
+        KVF_TRY(kvf_select_score(&call));
+    KVF_TRY(kvf_select_choose(&call));
+    KVF_TRY(kvf_call_place(&call));
+    KVF_TRY(kvf_call_attend(&call, args->out, args->lse));
     if (streaming_of(blocks, args->layer))
-        KVF_TRY(attend_tails(blocks, &step, args->out, args->lse));
-    return KVF_LAUNCH(&step, fill_nan, fill);
+        KVF_TRY(attend_tails(blocks, &call, args->out, args->lse));
+    return KVF_LAUNCH(&call, fill_nan, fill);
 }
 
 /* ---- chunks and copies ---- */

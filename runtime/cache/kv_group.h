@@ -100,7 +100,7 @@ typedef struct kvf_frame {
     uint32_t is_busy;
 } kvf_frame;
 
-/* The order of calls: on one stream, or on several that wait for each other (kvf_step_begin). */
+/* The order of calls: on one stream, or on several that wait for each other (kvf_call_begin). */
 typedef struct kvf_order {
     kvf_frame frames[KVF_FRAMES];
     uint32_t next_frame;

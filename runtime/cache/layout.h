@@ -54,7 +54,7 @@ typedef struct kvf_row_tables {
     uint32_t *share;        /* [rows, 2] of static_ratio = auto */
 } kvf_row_tables;
 
-/* Room for one row, or for chunks, in full precision; see step.h. */
+/* Room for one row, or for chunks, in full precision; see call.h. */
 typedef struct kvf_scratch_tables {
     char *blocks;  /* [scratch_blocks, block bytes] */
     void **table;  /* [scratch_blocks] */

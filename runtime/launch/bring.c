@@ -28,13 +28,13 @@ static kvf_status failed(const kvf_kv_group *kv_group, kvf_status status)
 /* ---- page tables ---- */
 
 /* Room for the addresses of a row, which the device has read when it is given out again. */
-static kvf_status take_places(kvf_step *step, uint32_t count, void ***host, void ***seen)
+static kvf_status take_places(kvf_call *call, uint32_t count, void ***host, void ***seen)
 {
-    kvf_kv_group *kv_group = step->kv_group;
+    kvf_kv_group *kv_group = call->kv_group;
     const kvf_device_ops *ops = kv_group->device->ops;
     const uint32_t most = kv_group->dims.paging.blocks_max * kv_group->config.sequences_max;
     if (kv_group->places_used + count > most) {
-        KVF_TRY(ops->event_record(kv_group->placed, step->stream));
+        KVF_TRY(ops->event_record(kv_group->placed, call->stream));
         KVF_TRY(ops->event_wait(kv_group->placed));
         kv_group->places_used = 0;
     }
@@ -44,19 +44,19 @@ static kvf_status take_places(kvf_step *step, uint32_t count, void ***host, void
     return KVF_OK;
 }
 
-static kvf_status send_table(kvf_step *step, kvf_layer *layer, uint32_t end)
+static kvf_status send_table(kvf_call *call, kvf_layer *layer, uint32_t end)
 {
-    kvf_kv_group *kv_group = step->kv_group;
+    kvf_kv_group *kv_group = call->kv_group;
     const size_t row = layer->row;
     void **host, **seen;
-    KVF_TRY(take_places(step, end, &host, &seen));
+    KVF_TRY(take_places(call, end, &host, &seen));
     for (uint32_t b = 0; b < end; b++) {
         void *block = kvf_page_pool_place(&kv_group->pool, layer->blocks[b]);
         host[b] = block ? block : ABSENT;
     }
     layer->arrivals = kvf_page_pool_arrivals(&kv_group->pool);
     return kv_group->device->ops->copy(
-        step->stream, kv_group->tables.rows.blocks + row * kv_group->dims.paging.blocks_max, seen,
+        call->stream, kv_group->tables.rows.blocks + row * kv_group->dims.paging.blocks_max, seen,
         end * sizeof *seen);
 }
 
@@ -79,7 +79,7 @@ static uint64_t latest(const kvf_kv_group *kv_group, const kvf_layer *layer, uin
     return most;
 }
 
-/* kvf_step.is_late: 1, or the host has not looked yet. */
+/* kvf_call.is_late: 1, or the host has not looked yet. */
 #define UNASKED 2u
 
 /* The tier's groups are layers; what nobody has read yet is of a group of its own. */
@@ -88,14 +88,14 @@ static uint64_t latest(const kvf_kv_group *kv_group, const kvf_layer *layer, uin
 /* ---- ranges ---- */
 
 /* All sealed blocks of a row that do not lie in the prefill arena. */
-static kvf_status bring_row(kvf_step *step, kvf_layer *layer)
+static kvf_status bring_row(kvf_call *call, kvf_layer *layer)
 {
-    kvf_kv_group *kv_group = step->kv_group;
+    kvf_kv_group *kv_group = call->kv_group;
     const uint32_t end = in_pool(layer);
     for (uint32_t b = 0; b < end; b++)
         kvf_page_pool_want(&kv_group->pool, layer->blocks[b], layer->index + 1);
     KVF_TRY(failed(kv_group, kvf_page_pool_bring(&kv_group->pool)));
-    return latest(kv_group, layer, 0, end) > layer->arrivals ? send_table(step, layer, end)
+    return latest(kv_group, layer, 0, end) > layer->arrivals ? send_table(call, layer, end)
                                                              : KVF_OK;
 }
 
@@ -124,50 +124,50 @@ kvf_status kvf_addressable_wait(kvf_kv_group *kv_group, kvf_stream *stream)
 
 /* ---- a call, from its beginning to its end ---- */
 
-bool kvf_step_may_fail(const kvf_cache *cache, uint32_t layer)
+bool kvf_call_may_fail(const kvf_cache *cache, uint32_t layer)
 {
     const kvf_kv_group *kv_group = cache->layer_groups[layer].kv_group;
     return kv_group && kvf_page_pool_spills(&kv_group->pool);
 }
 
-kvf_status kvf_step_open(kvf_step *step, uint32_t layer, kvf_sequence *const *sequence, bool reads,
+kvf_status kvf_call_open(kvf_call *call, uint32_t layer, kvf_sequence *const *sequence, bool reads,
                          kvf_stream *stream)
 {
-    KVF_TRY(kvf_step_begin(step->cache, stream, step));
-    kvf_step_at(step, layer, sequence, 1);
-    const bool may_fail = reads && kvf_step_may_fail(step->cache, layer);
-    const kvf_status status = may_fail ? bring_row(step, step->states[0]) : KVF_OK;
-    return status == KVF_OK ? KVF_OK : kvf_step_refuse(step, status);
+    KVF_TRY(kvf_call_begin(call->cache, stream, call));
+    kvf_call_at(call, layer, sequence, 1);
+    const bool may_fail = reads && kvf_call_may_fail(call->cache, layer);
+    const kvf_status status = may_fail ? bring_row(call, call->states[0]) : KVF_OK;
+    return status == KVF_OK ? KVF_OK : kvf_call_refuse(call, status);
 }
 
-kvf_status kvf_addressable_rows(kvf_step *step, bool (*is_read)(const kvf_kv_group *kv_group,
+kvf_status kvf_addressable_rows(kvf_call *call, bool (*is_read)(const kvf_kv_group *kv_group,
                                                                 const kvf_layer *layer))
 {
-    for (uint32_t b = 0; kvf_step_may_fail(step->cache, step->layer) && b < step->rows; b++)
-        if (is_read(step->kv_group, step->states[b]))
-            KVF_TRY(bring_row(step, step->states[b]));
+    for (uint32_t b = 0; kvf_call_may_fail(call->cache, call->layer) && b < call->rows; b++)
+        if (is_read(call->kv_group, call->states[b]))
+            KVF_TRY(bring_row(call, call->states[b]));
     return KVF_OK;
 }
 
 /* Slots that were to get pages have others now, or none: all are empty, because nobody knows which
  * these are. */
-static kvf_status end_failed(kvf_step *step, kvf_status failure)
+static kvf_status end_failed(kvf_call *call, kvf_status failure)
 {
-    const kvf_kv_group *kv_group = step->kv_group;
+    const kvf_kv_group *kv_group = call->kv_group;
     const kvf_status status = kvf_moves_pages(kv_group)
-                                  ? kvf_residency_clear(&kv_group->residency, step->stream)
+                                  ? kvf_residency_clear(&kv_group->residency, call->stream)
                                   : KVF_OK;
-    KVF_TRY(kvf_step_end(step, status));
+    KVF_TRY(kvf_call_end(call, status));
     return failure;
 }
 
-kvf_status kvf_step_close(kvf_step *step, kvf_status status)
+kvf_status kvf_call_close(kvf_call *call, kvf_status status)
 {
     /* After a failure of something else no read is left in flight. */
-    const kvf_status late = step->is_late ? kvf_page_pool_bring(&step->kv_group->pool) : KVF_OK;
+    const kvf_status late = call->is_late ? kvf_page_pool_bring(&call->kv_group->pool) : KVF_OK;
     (void)late; /* the other failure is told */
-    step->is_late = 0;
-    return step->is_undone ? end_failed(step, status) : kvf_step_end(step, status);
+    call->is_late = 0;
+    return call->is_undone ? end_failed(call, status) : kvf_call_end(call, status);
 }
 
 /* ---- what a step chose ---- */
@@ -192,17 +192,17 @@ static chosen where(const kvf_kv_group *kv_group)
     return (chosen){.count = now->id_count, .ids = now->ids};
 }
 
-/* Two copies on the step's stream. A device that needs them gives every page a slot. */
-static kvf_status copy_misses(const kvf_step *step)
+/* Two copies on the call's stream. A device that needs them gives every page a slot. */
+static kvf_status copy_misses(const kvf_call *call)
 {
-    const kvf_kv_group *kv_group = step->kv_group;
+    const kvf_kv_group *kv_group = call->kv_group;
     const kvf_device_ops *ops = kv_group->device->ops;
     const kvf_choice *now = &kv_group->tables.now;
-    const size_t lists = (size_t)step->rows * kv_group->dims.paging.lists;
+    const size_t lists = (size_t)call->rows * kv_group->dims.paging.lists;
     KVF_ASSERT(kvf_moves_pages(kv_group));
-    KVF_TRY(ops->copy(step->stream, kv_group->control_device.mirror.misses, now->misses,
+    KVF_TRY(ops->copy(call->stream, kv_group->control_device.mirror.misses, now->misses,
                       lists * now->ids_max * sizeof *now->misses));
-    return ops->copy(step->stream, kv_group->control_device.mirror.miss_count, now->miss_count,
+    return ops->copy(call->stream, kv_group->control_device.mirror.miss_count, now->miss_count,
                      lists * sizeof *now->miss_count);
 }
 
@@ -217,9 +217,9 @@ static uint32_t list_length(const chosen *c, uint32_t list)
 typedef enum glance { WANT, LOOK, PART } glance;
 
 /* A page that was chosen, `at` in its arrays, of list `l`. */
-static void set_apart(const kvf_step *step, const chosen *c, uint32_t l, size_t at, kvf_block block)
+static void set_apart(const kvf_call *call, const chosen *c, uint32_t l, size_t at, kvf_block block)
 {
-    const kvf_kv_group *kv_group = step->kv_group;
+    const kvf_kv_group *kv_group = call->kv_group;
     const kvf_control *t = &kv_group->control;
     const uint32_t is_late = kvf_page_pool_is_coming(&kv_group->pool, block);
     if (!c->misses) {
@@ -235,11 +235,11 @@ static void set_apart(const kvf_step *step, const chosen *c, uint32_t l, size_t 
  * The latest arrival among the row's chosen blocks. Pages that are not sealed are listed, but never
  * chosen.
  */
-static uint64_t look(const kvf_step *step, const chosen *c, uint32_t row, glance why)
+static uint64_t look(const kvf_call *call, const chosen *c, uint32_t row, glance why)
 {
-    const kvf_kv_group *kv_group = step->kv_group;
+    const kvf_kv_group *kv_group = call->kv_group;
     const kvf_paging *p = &kv_group->dims.paging;
-    const kvf_layer *layer = step->states[row];
+    const kvf_layer *layer = call->states[row];
     uint64_t most = 0;
     for (uint32_t l = row * p->lists; l < (row + 1) * p->lists; l++)
         for (uint32_t i = 0; i < list_length(c, l); i++) {
@@ -251,11 +251,11 @@ static uint64_t look(const kvf_step *step, const chosen *c, uint32_t row, glance
             if (block >= layer->extent.sealed)
                 continue;
             if (why == PART) {
-                set_apart(step, c, l, at, layer->blocks[block]);
+                set_apart(call, c, l, at, layer->blocks[block]);
             } else if (why == WANT) {
-                step->kv_group->pages_brought +=
+                call->kv_group->pages_brought +=
                     !kvf_page_pool_device(&kv_group->pool, layer->blocks[block]);
-                kvf_page_pool_want(&step->kv_group->pool, layer->blocks[block], step->index + 1);
+                kvf_page_pool_want(&call->kv_group->pool, layer->blocks[block], call->index + 1);
             } else {
                 const uint64_t arrival = latest(kv_group, layer, block, block + 1);
                 most = arrival > most ? arrival : most;
@@ -264,55 +264,55 @@ static uint64_t look(const kvf_step *step, const chosen *c, uint32_t row, glance
     return most;
 }
 
-static kvf_status rest(kvf_step *step)
+static kvf_status rest(kvf_call *call)
 {
-    const kvf_status status = failed(step->kv_group, kvf_page_pool_bring(&step->kv_group->pool));
-    step->is_late = 0;
-    step->is_undone = status != KVF_OK;
+    const kvf_status status = failed(call->kv_group, kvf_page_pool_bring(&call->kv_group->pool));
+    call->is_late = 0;
+    call->is_undone = status != KVF_OK;
     return status;
 }
 
-static kvf_status ask_pages(kvf_step *step, const chosen *c)
+static kvf_status ask_pages(kvf_call *call, const chosen *c)
 {
-    kvf_kv_group *kv_group = step->kv_group;
-    for (uint32_t b = 0; b < step->rows; b++)
-        (void)look(step, c, b, WANT);
-    step->is_late = kvf_page_pool_ask(&kv_group->pool);
-    if (!step->is_late || c->indptr)
-        KVF_TRY(rest(step));
-    for (uint32_t b = 0; b < step->rows; b++) {
-        kvf_layer *layer = step->states[b];
-        if (look(step, c, b, LOOK) > layer->arrivals)
-            KVF_TRY(send_table(step, layer, layer->extent.sealed));
+    kvf_kv_group *kv_group = call->kv_group;
+    for (uint32_t b = 0; b < call->rows; b++)
+        (void)look(call, c, b, WANT);
+    call->is_late = kvf_page_pool_ask(&kv_group->pool);
+    if (!call->is_late || c->indptr)
+        KVF_TRY(rest(call));
+    for (uint32_t b = 0; b < call->rows; b++) {
+        kvf_layer *layer = call->states[b];
+        if (look(call, c, b, LOOK) > layer->arrivals)
+            KVF_TRY(send_table(call, layer, layer->extent.sealed));
     }
-    if (!step->is_late)
+    if (!call->is_late)
         return KVF_OK;
     const size_t lists = (size_t)kv_group->config.sequences_max * kv_group->dims.paging.lists;
     if (c->misses)
         memset(kv_group->control.part_count, 0, 2 * lists * sizeof *kv_group->control.part_count);
-    for (uint32_t b = 0; b < step->rows; b++)
-        (void)look(step, c, b, PART);
+    for (uint32_t b = 0; b < call->rows; b++)
+        (void)look(call, c, b, PART);
     return KVF_OK;
 }
 
-static kvf_status ask_chosen(kvf_step *step)
+static kvf_status ask_chosen(kvf_call *call)
 {
-    const chosen c = where(step->kv_group);
-    KVF_TRY(step->kv_group->device->ops->event_wait(step->kv_group->chosen));
-    return ask_pages(step, &c);
+    const chosen c = where(call->kv_group);
+    KVF_TRY(call->kv_group->device->ops->event_wait(call->kv_group->chosen));
+    return ask_pages(call, &c);
 }
 
-kvf_status kvf_bring_chosen(kvf_step *step)
+kvf_status kvf_bring_chosen(kvf_call *call)
 {
-    const kvf_kv_group *kv_group = step->kv_group;
+    const kvf_kv_group *kv_group = call->kv_group;
     if (!kvf_page_pool_spills(&kv_group->pool))
         return KVF_OK;
     if (kv_group->dims.needs_mirror)
-        KVF_TRY(copy_misses(step));
-    KVF_TRY(kv_group->device->ops->event_record(kv_group->chosen, step->stream));
+        KVF_TRY(copy_misses(call));
+    KVF_TRY(kv_group->device->ops->event_record(kv_group->chosen, call->stream));
     if (!kvf_moves_pages(kv_group))
-        return ask_chosen(step);
-    step->is_late = UNASKED; /* hits are attended before the host looks at the misses */
+        return ask_chosen(call);
+    call->is_late = UNASKED; /* hits are attended before the host looks at the misses */
     return KVF_OK;
 }
 
@@ -336,25 +336,25 @@ static void give_home(const void *raw, uint32_t task)
     }
 }
 
-kvf_status kvf_bring_mark(kvf_step *step)
+kvf_status kvf_bring_mark(kvf_call *call)
 {
-    const kvf_kv_group *kv_group = step->kv_group;
-    if (!step->is_late || kvf_moves_pages(kv_group))
+    const kvf_kv_group *kv_group = call->kv_group;
+    if (!call->is_late || kvf_moves_pages(kv_group))
         return KVF_OK;
     const kvf_tables *t = &kv_group->tables;
     const late_spans s = {.spans = t->spans,
                           .span_count = t->span_count,
                           .id_count = t->now.id_count,
                           .late = kv_group->control.late,
-                          .lists = step->rows * kv_group->dims.paging.lists,
+                          .lists = call->rows * kv_group->dims.paging.lists,
                           .ids_max = kv_group->dims.ids_max,
                           .spans_max = kv_group->dims.spans_max};
-    return step->stream->device->ops->host_call(step->stream, give_home, &s, sizeof s);
+    return call->stream->device->ops->host_call(call->stream, give_home, &s, sizeof s);
 }
 
-kvf_status kvf_bring_late(kvf_step *step)
+kvf_status kvf_bring_late(kvf_call *call)
 {
-    return rest(step);
+    return rest(call);
 }
 
 /* Misses that were set apart: those in memory (0), or those that were not (1). */
@@ -372,27 +372,27 @@ static kvf_choice set_of(const kvf_kv_group *kv_group, uint32_t late)
     return c;
 }
 
-kvf_status kvf_bring_misses(kvf_step *step, kvf_choice *out)
+kvf_status kvf_bring_misses(kvf_call *call, kvf_choice *out)
 {
-    const kvf_kv_group *kv_group = step->kv_group;
-    const bool is_first = step->is_late == UNASKED;
-    KVF_TRY(is_first ? ask_chosen(step) : rest(step));
+    const kvf_kv_group *kv_group = call->kv_group;
+    const bool is_first = call->is_late == UNASKED;
+    KVF_TRY(is_first ? ask_chosen(call) : rest(call));
     *out = !is_first       ? set_of(kv_group, 1)
-           : step->is_late ? set_of(kv_group, 0)
+           : call->is_late ? set_of(kv_group, 0)
                            : kv_group->tables.now;
     return KVF_OK;
 }
 
-kvf_status kvf_addressable_listed(kvf_step *step, const kvf_page_lists *lists,
-                                  kvf_status (*find)(kvf_step *step, const kvf_page_lists *lists,
+kvf_status kvf_addressable_listed(kvf_call *call, const kvf_page_lists *lists,
+                                  kvf_status (*find)(kvf_call *call, const kvf_page_lists *lists,
                                                      const int32_t **indptr,
                                                      const int32_t **indices))
 {
     chosen c = {0};
-    if (!kvf_page_pool_spills(&step->kv_group->pool))
+    if (!kvf_page_pool_spills(&call->kv_group->pool))
         return KVF_OK;
-    KVF_TRY(find(step, lists, &c.indptr, &c.ids));
-    KVF_TRY(ask_pages(step, &c));
-    step->cache->order.is_listed = 1;
+    KVF_TRY(find(call, lists, &c.indptr, &c.ids));
+    KVF_TRY(ask_pages(call, &c));
+    call->cache->order.is_listed = 1;
     return KVF_OK;
 }

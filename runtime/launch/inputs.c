@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Part of step.h. Queries, keys and values of the caller in the element type; see the header.
+ * Part of call.h. Queries, keys and values of the caller in the element type; see the header.
  *
  * Knows nothing of what a call does with them. The room is that of one call: calls of a cache run
  * in their order, so whoever rounds comes after the last reader.
  */
 
-#include "step.h"
+#include "call.h"
 
 kvf_inputs kvf_inputs_seen(const kvf_cache *cache, const void *q, const void *k, const void *v)
 {
@@ -20,11 +20,11 @@ kvf_inputs kvf_inputs_seen(const kvf_cache *cache, const void *q, const void *k,
     return seen;
 }
 
-kvf_status kvf_inputs_round(kvf_step *step, const void *q, const void *k, const void *v,
+kvf_status kvf_inputs_round(kvf_call *call, const void *q, const void *k, const void *v,
                             uint32_t rows)
 {
-    const kvf_cache_config *c = &step->cache->config;
-    const kvf_input_room *room = &step->cache->inputs;
+    const kvf_cache_config *c = &call->cache->config;
+    const kvf_input_room *room = &call->cache->inputs;
     const size_t per_query = q && kvf_has_wide_queries(c) ? rows : 0;
     const size_t per_key = k && kvf_has_wide_keys(c) ? rows : 0;
     const size_t queries = per_query * c->query_heads * c->head_dim;
@@ -35,8 +35,8 @@ kvf_status kvf_inputs_round(kvf_step *step, const void *q, const void *k, const 
         .dtype = c->dtype,
         .parts = (uint32_t)((most + KVF_NARROW_NUMBERS - 1) / KVF_NARROW_NUMBERS),
         .jobs = {{q, room->q, queries}, {k, room->k, keys}, {v, room->v, values}}};
-    KVF_ASSERT(most == 0 || rows <= kvf_input_rows(step->cache));
-    return most ? KVF_LAUNCH(step, narrow, args) : KVF_OK;
+    KVF_ASSERT(most == 0 || rows <= kvf_input_rows(call->cache));
+    return most ? KVF_LAUNCH(call, narrow, args) : KVF_OK;
 }
 
 kvf_shape kvf_out_shape(const kvf_cache *cache, const kvf_shape *shape)

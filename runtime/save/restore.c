@@ -322,12 +322,12 @@ static kvf_status take_blocks(restoring *r, uint32_t index)
 static kvf_status wait_pools(restoring *r)
 {
     kvf_cache *cache = r->cache;
-    kvf_step step;
+    kvf_call call;
     kvf_status status = KVF_OK;
-    KVF_TRY(kvf_step_begin(cache, r->stream, &step));
+    KVF_TRY(kvf_call_begin(cache, r->stream, &call));
     for (uint32_t i = 0; status == KVF_OK && i < cache->kv_group_count; i++)
-        status = kvf_arena_settle(&step, &cache->kv_groups[i]);
-    KVF_TRY(kvf_step_end(&step, status));
+        status = kvf_arena_settle(&call, &cache->kv_groups[i]);
+    KVF_TRY(kvf_call_end(&call, status));
     KVF_TRY(cache->device->ops->event_record(r->done, r->stream));
     return cache->device->ops->event_wait(r->done);
 }
@@ -365,7 +365,7 @@ static void put_positions(kvf_layer *layer, const kvf_saved_layer *saved,
         memcpy(layer->positions, snapshot->positions, saved->length * sizeof *snapshot->positions);
 }
 
-static kvf_status put_layer(restoring *r, kvf_step *step, uint32_t index)
+static kvf_status put_layer(restoring *r, kvf_call *call, uint32_t index)
 {
     kvf_layer *state = &r->sequence->layers[index];
     const kvf_saved_layer *saved = &r->file.header.layers[index];
@@ -384,17 +384,17 @@ static kvf_status put_layer(restoring *r, kvf_step *step, uint32_t index)
     if (snapshot.ring)
         KVF_TRY(r->cache->device->ops->copy(r->stream, state->ring, snapshot.ring,
                                             kvf_ring_bytes(r->cache, index)));
-    return state->kv_group ? kvf_snapshot_put(step, &layer, r->done) : KVF_OK;
+    return state->kv_group ? kvf_snapshot_put(call, &layer, r->done) : KVF_OK;
 }
 
 static kvf_status put_layers(restoring *r)
 {
-    kvf_step step;
+    kvf_call call;
     kvf_status status = KVF_OK;
-    KVF_TRY(kvf_step_begin(r->cache, r->stream, &step));
+    KVF_TRY(kvf_call_begin(r->cache, r->stream, &call));
     for (uint32_t i = 0; status == KVF_OK && i < r->cache->config.layers; i++)
-        status = put_layer(r, &step, i);
-    return step.is_undone ? kvf_step_refuse(&step, status) : kvf_step_end(&step, status);
+        status = put_layer(r, &call, i);
+    return call.is_undone ? kvf_call_refuse(&call, status) : kvf_call_end(&call, status);
 }
 
 /* Everything was read. The memory of the restore is free when this returns. */

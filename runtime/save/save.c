@@ -188,11 +188,11 @@ static kvf_status hold_blocks(kvf_save *save, kvf_sequence *sequence)
 }
 
 /* The fault word as of this call, then layer by layer state, open blocks and rings. */
-static kvf_status enqueue_take(kvf_save *save, kvf_step *step, kvf_sequence *sequence)
+static kvf_status enqueue_take(kvf_save *save, kvf_call *call, kvf_sequence *sequence)
 {
     const kvf_cache *cache = save->cache;
     const kvf_device_ops *ops = cache->device->ops;
-    KVF_TRY(ops->copy(step->stream, save->fault, cache->words_device.faults + sequence->slot,
+    KVF_TRY(ops->copy(call->stream, save->fault, cache->words_device.faults + sequence->slot,
                       sizeof *save->fault));
     for (uint32_t i = 0; i < cache->config.layers; i++) {
         const kvf_layer *state = &sequence->layers[i];
@@ -202,23 +202,23 @@ static kvf_status enqueue_take(kvf_save *save, kvf_step *step, kvf_sequence *seq
             memcpy(snapshot.positions, state->positions,
                    state->extent.length * sizeof *snapshot.positions);
         if (snapshot.ring)
-            KVF_TRY(ops->copy(step->stream, snapshot.ring, state->ring, kvf_ring_bytes(cache, i)));
+            KVF_TRY(ops->copy(call->stream, snapshot.ring, state->ring, kvf_ring_bytes(cache, i)));
         if (state->kv_group)
-            KVF_TRY(kvf_snapshot_take(step, state, &save->header.layers[i], &snapshot, tail));
+            KVF_TRY(kvf_snapshot_take(call, state, &save->header.layers[i], &snapshot, tail));
     }
     return KVF_OK;
 }
 
 static kvf_status take(kvf_save *save, kvf_sequence *sequence, kvf_stream *stream)
 {
-    kvf_step step;
+    kvf_call call;
     save->fault = (uint64_t *)(void *)layer_memory(save, save->header.head->layers).host;
     save->generation = sequence->generation;
-    KVF_TRY(kvf_step_begin(save->cache, stream, &step));
-    kvf_status status = kvf_arena_leave_sequence(&step, sequence);
+    KVF_TRY(kvf_call_begin(save->cache, stream, &call));
+    kvf_status status = kvf_arena_leave_sequence(&call, sequence);
     if (status == KVF_OK)
-        status = enqueue_take(save, &step, sequence);
-    KVF_TRY(kvf_step_end(&step, status));
+        status = enqueue_take(save, &call, sequence);
+    KVF_TRY(kvf_call_end(&call, status));
     return save->cache->device->ops->event_record(save->taken, stream);
 }
 

@@ -35,14 +35,14 @@ void kvf_snapshot_describe(const kvf_layer *state, kvf_saved_layer *out)
 }
 
 typedef struct copier {
-    kvf_step *step;
+    kvf_call *call;
     kvf_status status; /* of the first copy that failed */
 } copier;
 
 static void copy(copier *c, void *to, const void *from, size_t bytes)
 {
     if (c->status == KVF_OK && to && bytes)
-        c->status = c->step->cache->device->ops->copy(c->step->stream, to, from, bytes);
+        c->status = c->call->cache->device->ops->copy(c->call->stream, to, from, bytes);
 }
 
 /* Bytes of the arrays of a row that are copied whole. */
@@ -63,14 +63,14 @@ static row_bytes bytes_of(const kvf_kv_group *kv_group, const kvf_saved_layer *l
     };
 }
 
-kvf_status kvf_snapshot_take(kvf_step *step, const kvf_layer *state, const kvf_saved_layer *l,
+kvf_status kvf_snapshot_take(kvf_call *call, const kvf_layer *state, const kvf_saved_layer *l,
                              const kvf_snapshot *snapshot, char *tail)
 {
     const kvf_kv_group *kv_group = state->kv_group;
     const kvf_paging *p = &kv_group->dims.paging;
-    const kvf_row row = kvf_step_row(kv_group, state);
+    const kvf_row row = kvf_call_row(kv_group, state);
     const row_bytes bytes = bytes_of(kv_group, l);
-    copier c = {.step = step, .status = KVF_OK};
+    copier c = {.call = call, .status = KVF_OK};
     if (l->flags & KVF_SAVED_FRESH)
         return KVF_OK;
     if (snapshot->by_step)

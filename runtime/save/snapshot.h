@@ -11,8 +11,8 @@
  * and the device see.
  */
 
+#include "call.h"
 #include "saved_format.h"
-#include "step.h"
 
 /* Memory that both see, at the address of each. */
 typedef struct kvf_seen {
@@ -28,7 +28,7 @@ static inline void *kvf_seen_device(const kvf_seen *m, const void *host)
 void kvf_snapshot_describe(const kvf_layer *state, kvf_saved_layer *out);
 /* State and blocks that are not sealed, to `snapshot` and `tail`; `layer` is described. Positions
  * and rings of streaming heads are not touched. */
-KVF_CHECKED kvf_status kvf_snapshot_take(kvf_step *step, const kvf_layer *state,
+KVF_CHECKED kvf_status kvf_snapshot_take(kvf_call *call, const kvf_layer *state,
                                          const kvf_saved_layer *layer, const kvf_snapshot *snapshot,
                                          char *tail);
 /* The rest of a snapshot beyond its counts, or of a tail beyond its tokens, is of other sequences:
@@ -64,7 +64,7 @@ typedef struct kvf_snapshot_layer {
 uint64_t kvf_snapshot_work_bytes(const kvf_kv_group *kv_group, const kvf_saved_layer *layer);
 /* Positions, length, and blocks[0 .. sealed) with their bytes are there. `done` is used to wait
  * where work is written again. The step's stream still reads `work` on return. */
-KVF_CHECKED kvf_status kvf_snapshot_put(kvf_step *step, const kvf_snapshot_layer *l,
+KVF_CHECKED kvf_status kvf_snapshot_put(kvf_call *call, const kvf_snapshot_layer *l,
                                         kvf_event *done);
 
 #endif

@@ -12,9 +12,9 @@
 
 #include "addressable.h"
 #include "cache.h"
+#include "call.h"
 #include "quantized.h"
 #include "snapshot.h"
-#include "step.h"
 
 #define JOBS_MAX 16384u
 
@@ -28,7 +28,7 @@ typedef struct put_work {
 } put_work;
 
 typedef struct putting {
-    kvf_step *step;
+    kvf_call *call;
     kvf_kv_group *kv_group;
     const kvf_snapshot_layer *l;
     kvf_event *done;
@@ -75,7 +75,7 @@ static kvf_status send(const putting *p, void *to, const void *from, size_t byte
 {
     if (!to || !bytes)
         return KVF_OK;
-    return p->kv_group->device->ops->copy(p->step->stream, to, kvf_seen_device(&p->l->work, from),
+    return p->kv_group->device->ops->copy(p->call->stream, to, kvf_seen_device(&p->l->work, from),
                                           bytes);
 }
 
@@ -191,7 +191,7 @@ static kvf_status admit(const putting *p)
     p->work.row[2].blocks = p->blocks_device;
     p->work.row[2].sealed_before = 0;
     p->work.row[2].use = ++p->kv_group->residency.clock;
-    return args.count ? KVF_LAUNCH(p->step, admit, args) : KVF_OK;
+    return args.count ? KVF_LAUNCH(p->call, admit, args) : KVF_OK;
 }
 
 /* ---- digests ---- */
@@ -236,7 +236,7 @@ static kvf_status put_digests(const putting *p)
     for (uint32_t first = 0; first < p->layer->extent.sealed; first += most) {
         const uint32_t end = kvf_min_u32(first + most, p->layer->extent.sealed);
         if (first) { /* the device still reads the jobs before */
-            KVF_TRY(ops->event_record(p->done, p->step->stream));
+            KVF_TRY(ops->event_record(p->done, p->call->stream));
             KVF_TRY(ops->event_wait(p->done));
         }
         make_jobs(p, first, end);
@@ -250,11 +250,11 @@ static kvf_status put_digests(const putting *p)
         const kvf_encode_args encode = {.shape = paging->shape, .job_count = count, .jobs = jobs};
         const kvf_row *view;
         if (kvf_quantizes_pages(kv_group))
-            KVF_TRY(kvf_dequantized_row(p->step, kv_group,
+            KVF_TRY(kvf_dequantized_row(p->call, kv_group,
                                         kvf_seen_device(&p->l->work, p->work.row), first,
                                         end - first, &view));
-        KVF_TRY(kvf_has_codes(kv_group) ? KVF_LAUNCH(p->step, encode, encode)
-                                        : KVF_LAUNCH(p->step, digest, digest));
+        KVF_TRY(kvf_has_codes(kv_group) ? KVF_LAUNCH(p->call, encode, encode)
+                                        : KVF_LAUNCH(p->call, digest, digest));
     }
     return KVF_OK;
 }
@@ -273,7 +273,7 @@ static kvf_status put_centroids(const putting *p)
                                           .segments =
                                               kvf_segments(paging->block_size, p->row.sealed),
                                           .row = kvf_seen_device(&p->l->work, row)};
-    return centroids.segments ? KVF_LAUNCH(p->step, centroids, centroids) : KVF_OK;
+    return centroids.segments ? KVF_LAUNCH(p->call, centroids, centroids) : KVF_OK;
 }
 
 /* ---- all of it ---- */
@@ -300,23 +300,23 @@ static void put_counts(const putting *p)
                                          .static_from = saved->static_from};
 }
 
-kvf_status kvf_snapshot_put(kvf_step *step, const kvf_snapshot_layer *l, kvf_event *done)
+kvf_status kvf_snapshot_put(kvf_call *call, const kvf_snapshot_layer *l, kvf_event *done)
 {
     kvf_kv_group *kv_group = l->state->kv_group;
     const kvf_paging *paging = &kv_group->dims.paging;
     kvf_carver carver = {.base = l->work.host + l->used};
-    putting p = {.step = step, .kv_group = kv_group, .l = l, .done = done, .layer = l->state};
+    putting p = {.call = call, .kv_group = kv_group, .l = l, .done = done, .layer = l->state};
     if (l->saved->flags & KVF_SAVED_FRESH)
         return KVF_OK;
     carve_work(kv_group, l->saved, &carver, &p.work);
     put_counts(&p);
-    KVF_TRY(kvf_step_clear(step, l->state));
-    p.row = kvf_step_row(kv_group, l->state);
+    KVF_TRY(kvf_call_clear(call, l->state));
+    p.row = kvf_call_row(kv_group, l->state);
     p.blocks_device = p.row.blocks;
     kvf_page_pool_call(&kv_group->pool);
     const kvf_status status =
         kvf_addressable_blocks(kv_group, p.layer->blocks, p.layer->extent.sealed);
-    step->is_undone = status != KVF_OK;
+    call->is_undone = status != KVF_OK;
     KVF_TRY(status);
     KVF_TRY(put_blocks(&p));
     const kvf_snapshot *snapshot = l->is_exact ? l->snapshot : &p.work.made;
@@ -335,5 +335,5 @@ kvf_status kvf_snapshot_put(kvf_step *step, const kvf_snapshot_layer *l, kvf_eve
     KVF_TRY(put_digests(&p));
     KVF_TRY(put_centroids(&p));
     /* The next layer may take the memory of this one's blocks. */
-    return kvf_addressable_wait(kv_group, step->stream);
+    return kvf_addressable_wait(kv_group, call->stream);
 }

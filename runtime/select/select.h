@@ -9,29 +9,29 @@
  * attention, and no policy: select_policy.h says which way a policy takes.
  */
 
-#include "step.h"
+#include "call.h"
 
 /* Digest scores of the step, and for policies with groups their reduction; or what the caller gave.
  */
-KVF_CHECKED kvf_status kvf_select_score(kvf_step *step);
+KVF_CHECKED kvf_status kvf_select_score(kvf_call *call);
 
-/* A fused step ranks pages in the launch that resolves them (kvf_step_place), if its lists are
+/* A fused step ranks pages in the launch that resolves them (kvf_call_place), if its lists are
  * those that are chosen for. */
-bool kvf_topk_is_fused(const kvf_step *step);
+bool kvf_topk_is_fused(const kvf_call *call);
 
 /* The step scores pages by codes, so its queries are rotated before. */
-bool kvf_select_rotates(const kvf_step *step);
+bool kvf_select_rotates(const kvf_call *call);
 
 /* Where the launch that ranks pages makes their scores, too: of what. Else its `mass` is NULL. */
-kvf_reduce_mass_args kvf_select_masses(const kvf_step *step);
+kvf_reduce_mass_args kvf_select_masses(const kvf_call *call);
 
 /* As the policy of the cache says, if that is not to come: ids and id_count of every list of the
  * step, ascending. */
-KVF_CHECKED kvf_status kvf_select_choose(kvf_step *step);
+KVF_CHECKED kvf_status kvf_select_choose(kvf_call *call);
 
 /* select_oracle.c, select_custom.c */
-KVF_CHECKED kvf_status kvf_choose_tokens(kvf_step *step);
-KVF_CHECKED kvf_status kvf_choose_by_function(kvf_step *step);
+KVF_CHECKED kvf_status kvf_choose_tokens(kvf_call *call);
+KVF_CHECKED kvf_status kvf_choose_by_function(kvf_call *call);
 
 /*
  * Scores of single tokens of one row of a step.
@@ -47,14 +47,14 @@ typedef struct kvf_observation {
     uint32_t window;
     uint32_t ring_slots, ring_first, limit_first; /* see kvf_observe_args */
 } kvf_observation;
-KVF_CHECKED kvf_status kvf_step_cover(kvf_step *step, const kvf_observation *o);
+KVF_CHECKED kvf_status kvf_call_cover(kvf_call *call, const kvf_observation *o);
 /* Arguments that all launches over a cover share. */
-kvf_observe_args kvf_step_observe_args(const kvf_step *step, uint32_t resident);
-KVF_CHECKED kvf_status kvf_step_observe(kvf_step *step, const kvf_observation *o);
+kvf_observe_args kvf_call_observe_args(const kvf_call *call, uint32_t resident);
+KVF_CHECKED kvf_status kvf_call_observe(kvf_call *call, const kvf_observation *o);
 /* Stride of token_score after it. */
 uint32_t kvf_token_stride(const kvf_kv_group *kv_group, uint32_t resident);
 /* The best candidates of the observation, [kv_heads, dims.tokens_max]. */
-KVF_CHECKED kvf_status kvf_step_top_tokens(kvf_step *step, uint32_t resident, int32_t *ids,
+KVF_CHECKED kvf_status kvf_call_top_tokens(kvf_call *call, uint32_t resident, int32_t *ids,
                                            uint32_t *count);
 
 #endif

@@ -8,20 +8,20 @@
 
 #include "select.h"
 
-static kvf_status choose_row(kvf_step *step, uint32_t index)
+static kvf_status choose_row(kvf_call *call, uint32_t index)
 {
-    const kvf_kv_group *kv_group = step->kv_group;
+    const kvf_kv_group *kv_group = call->kv_group;
     const kvf_tables *t = &kv_group->tables;
     const kvf_paging *p = &kv_group->dims.paging;
-    const kvf_row *row = &step->row_host[index];
+    const kvf_row *row = &call->row_host[index];
     const size_t query = (size_t)kv_group->config.query_heads * kv_group->config.head_dim *
                          kvf_dtype_bytes(kv_group->config.dtype);
-    const kvf_layer state = kvf_step_state(step, index);
+    const kvf_layer state = kvf_call_state(call, index);
     const uint32_t take =
         row->attend_all ? kv_group->dims.tokens_max : kvf_rest_tokens(kv_group, &state);
     const kvf_observation now = {.index = index,
                                  .take_tokens = take,
-                                 .q = (const char *)step->q + index * query,
+                                 .q = (const char *)call->q + index * query,
                                  .limit = t->cover.limit + row->query_slot,
                                  .window = 1};
     const size_t first = (size_t)index * p->lists;
@@ -33,16 +33,16 @@ static kvf_status choose_row(kvf_step *step, uint32_t index)
                                 .ids = t->now.ids + first * kv_group->dims.ids_max,
                                 .id_count = t->now.id_count + first,
                                 .masks = t->masks + first * kv_group->dims.ids_max};
-    KVF_TRY(kvf_step_cover(step, &now));
-    KVF_TRY(kvf_step_observe(step, &now));
-    KVF_TRY(kvf_step_top_tokens(step, 0, t->tokens.ids, t->tokens.count));
-    return KVF_LAUNCH(step, mask, mask);
+    KVF_TRY(kvf_call_cover(call, &now));
+    KVF_TRY(kvf_call_observe(call, &now));
+    KVF_TRY(kvf_call_top_tokens(call, 0, t->tokens.ids, t->tokens.count));
+    return KVF_LAUNCH(call, mask, mask);
 }
 
-kvf_status kvf_choose_tokens(kvf_step *step)
+kvf_status kvf_choose_tokens(kvf_call *call)
 {
-    for (uint32_t b = 0; b < step->rows; b++)
-        KVF_TRY(choose_row(step, b));
-    step->masks = step->kv_group->tables.masks;
+    for (uint32_t b = 0; b < call->rows; b++)
+        KVF_TRY(choose_row(call, b));
+    call->masks = call->kv_group->tables.masks;
     return KVF_OK;
 }

@@ -7,7 +7,7 @@
  * prefill and decode.
  */
 
-#include "step.h"
+#include "call.h"
 
 /* KVF_FULL or KVF_INVALID, in words; `positions` may be NULL. */
 KVF_CHECKED kvf_status kvf_append_check(kvf_cache *cache, const kvf_layer *layer, uint32_t tokens,

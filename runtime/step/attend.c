@@ -14,66 +14,66 @@
 #include "fetch.h"
 #include "select.h"
 
-static kvf_status resolve(kvf_step *step)
+static kvf_status resolve(kvf_call *call)
 {
-    const kvf_kv_group *kv_group = step->kv_group;
+    const kvf_kv_group *kv_group = call->kv_group;
     const kvf_choice *now = &kv_group->tables.now;
     const kvf_resolve_args args = {.paging = kv_group->dims.paging,
-                                   .rows = step->rows,
+                                   .rows = call->rows,
                                    .ids_max = now->ids_max,
-                                   .row = step->row,
+                                   .row = call->row,
                                    .ids = now->ids,
                                    .id_count = now->id_count,
                                    .slot_of_id = now->slot_of_id,
                                    .missed = now->missed,
                                    .misses = now->misses,
                                    .miss_count = now->miss_count,
-                                   .counters = kvf_counters_device(kv_group, step->index)};
-    return KVF_LAUNCH(step, resolve, args);
+                                   .counters = kvf_counters_device(kv_group, call->index)};
+    return KVF_LAUNCH(call, resolve, args);
 }
 
-static kvf_status assemble_spans(kvf_step *step)
+static kvf_status assemble_spans(kvf_call *call)
 {
-    const kvf_kv_group *kv_group = step->kv_group;
+    const kvf_kv_group *kv_group = call->kv_group;
     const kvf_tables *t = &kv_group->tables;
     const kvf_choice *now = &t->now;
     const kvf_assemble_args assemble = {.paging = kv_group->dims.paging,
-                                        .rows = step->rows,
+                                        .rows = call->rows,
                                         .ids_max = kv_group->dims.ids_max,
                                         .spans_max = kv_group->dims.spans_max,
-                                        .row = step->row,
+                                        .row = call->row,
                                         .arrival = KVF_ARRIVES_BY_FETCH,
                                         .ids = now->ids,
                                         .id_count = now->id_count,
                                         .slot_of_id = now->slot_of_id,
                                         .missed = now->missed,
-                                        .masks = step->masks,
+                                        .masks = call->masks,
                                         .spans = t->spans,
                                         .span_count = t->span_count,
-                                        .counters = kvf_counters_device(kv_group, step->index)};
-    return KVF_LAUNCH(step, assemble, assemble);
+                                        .counters = kvf_counters_device(kv_group, call->index)};
+    return KVF_LAUNCH(call, assemble, assemble);
 }
 
 /* All of it in one launch. */
-static kvf_status select_at_once(kvf_step *step)
+static kvf_status select_at_once(kvf_call *call)
 {
-    const kvf_kv_group *kv_group = step->kv_group;
+    const kvf_kv_group *kv_group = call->kv_group;
     const kvf_tables *t = &kv_group->tables;
     /* Each of several sub-groups would bring what the group misses. */
     const bool is_large = kv_group->dims.paging.group > KVF_SUBGROUP_HEADS;
     const kvf_select_args select = {
         .paging = kv_group->dims.paging,
-        .rows = step->rows,
+        .rows = call->rows,
         .ids_max = kv_group->dims.ids_max,
         .spans_max = kv_group->dims.spans_max,
-        .stride = step->stride,
+        .stride = call->stride,
         .work_stride = kv_group->dims.paging.pages_max,
-        .arrival = step->shared.any || is_large ? KVF_ARRIVES_FIRST : KVF_ARRIVES_BY_ATTEND,
-        .row = step->row,
+        .arrival = call->shared.any || is_large ? KVF_ARRIVES_FIRST : KVF_ARRIVES_BY_ATTEND,
+        .row = call->row,
         .scores = kv_group->policy->per_query_head ? t->scores : t->reduced,
-        .masses = kvf_select_masses(step),
-        .count = step->choose_pages,
-        .k = kvf_topk_is_fused(step) ? t->choose : NULL,
+        .masses = kvf_select_masses(call),
+        .count = call->choose_pages,
+        .k = kvf_topk_is_fused(call) ? t->choose : NULL,
         .work = t->topk_work,
         .arrived = t->arrived,
         .ids = t->now.ids,
@@ -82,41 +82,41 @@ static kvf_status select_at_once(kvf_step *step)
         .missed = t->now.missed,
         .misses = t->now.misses,
         .miss_count = t->now.miss_count,
-        .masks = step->masks,
+        .masks = call->masks,
         .spans = t->spans,
         .span_count = t->span_count,
-        .counters = kvf_counters_device(kv_group, step->index)};
+        .counters = kvf_counters_device(kv_group, call->index)};
     const kvf_collect_args collect = {.paging = select.paging,
                                       .rows = select.rows,
                                       .ids_max = select.ids_max,
                                       .row = select.row,
                                       .misses = select.misses,
                                       .miss_count = select.miss_count};
-    KVF_TRY(KVF_LAUNCH(step, select, select));
-    return select.arrival == KVF_ARRIVES_FIRST ? KVF_LAUNCH(step, collect, collect) : KVF_OK;
+    KVF_TRY(KVF_LAUNCH(call, select, select));
+    return select.arrival == KVF_ARRIVES_FIRST ? KVF_LAUNCH(call, collect, collect) : KVF_OK;
 }
 
-kvf_status kvf_step_place(kvf_step *step)
+kvf_status kvf_call_place(kvf_call *call)
 {
-    if (step->is_fused)
-        return select_at_once(step);
-    KVF_TRY(resolve(step));
-    KVF_TRY(kvf_fetch_begin(step));
-    KVF_TRY(assemble_spans(step));
-    return kvf_fetch_mark(step);
+    if (call->is_fused)
+        return select_at_once(call);
+    KVF_TRY(resolve(call));
+    KVF_TRY(kvf_fetch_begin(call));
+    KVF_TRY(assemble_spans(call));
+    return kvf_fetch_mark(call);
 }
 
-static kvf_attend_args attend_args(const kvf_step *step, const kvf_attention *a, kvf_pass pass)
+static kvf_attend_args attend_args(const kvf_call *call, const kvf_attention *a, kvf_pass pass)
 {
-    const kvf_kv_group *kv_group = step->kv_group;
+    const kvf_kv_group *kv_group = call->kv_group;
     return (kvf_attend_args){.shape = a->shape,
                              .pass = pass,
                              .lists = a->lists,
                              .group = a->group,
                              .spans_max = a->spans_max,
                              .split = kvf_split(a->spans_max, a->shape.page_size),
-                             .scale = kvf_step_attention(step)->scale,
-                             .cap = kvf_step_attention(step)->cap,
+                             .scale = kvf_call_attention(call)->scale,
+                             .cap = kvf_call_attention(call)->cap,
                              .q = a->q,
                              .spans = a->spans,
                              .span_count = a->span_count,
@@ -124,30 +124,30 @@ static kvf_attend_args attend_args(const kvf_step *step, const kvf_attention *a,
                              .partial_lse = kv_group->tables.partial_lse};
 }
 
-kvf_status kvf_step_pass(kvf_step *step, const kvf_attention *a, kvf_pass pass)
+kvf_status kvf_call_pass(kvf_call *call, const kvf_attention *a, kvf_pass pass)
 {
-    const kvf_attend_args args = attend_args(step, a, pass);
-    return KVF_LAUNCH(step, attend, args);
+    const kvf_attend_args args = attend_args(call, a, pass);
+    return KVF_LAUNCH(call, attend, args);
 }
 
 /* The launch that attends brings misses. */
-static kvf_status attend_at_once(kvf_step *step, const kvf_attention *a)
+static kvf_status attend_at_once(kvf_call *call, const kvf_attention *a)
 {
-    const kvf_attend_step_args args = {.attend = attend_args(step, a, KVF_PASS_ALL),
+    const kvf_attend_step_args args = {.attend = attend_args(call, a, KVF_PASS_ALL),
                                        .out = a->out,
                                        .lse = a->lse,
-                                       .arrived = step->kv_group->tables.arrived,
-                                       .sinks = kvf_step_attention(step)->sinks,
-                                       .heads = step->kv_group->config.query_heads,
-                                       .out_dtype = kvf_query_dtype(&step->cache->config)};
-    return KVF_LAUNCH(step, attend_step, args);
+                                       .arrived = call->kv_group->tables.arrived,
+                                       .sinks = kvf_call_attention(call)->sinks,
+                                       .heads = call->kv_group->config.query_heads,
+                                       .out_dtype = kvf_query_dtype(&call->cache->config)};
+    return KVF_LAUNCH(call, attend_step, args);
 }
 
-kvf_status kvf_step_merge(kvf_step *step, const kvf_attention *a)
+kvf_status kvf_call_merge(kvf_call *call, const kvf_attention *a)
 {
-    const kvf_kv_group *kv_group = step->kv_group;
+    const kvf_kv_group *kv_group = call->kv_group;
     const uint32_t split = kvf_split(a->spans_max, a->shape.page_size);
-    const kvf_merge_args args = {.shape = kvf_out_shape(step->cache, &a->shape),
+    const kvf_merge_args args = {.shape = kvf_out_shape(call->cache, &a->shape),
                                  .lists = a->lists,
                                  .group = a->group,
                                  .splits_max = kvf_div_ceil_u32(a->spans_max, split),
@@ -157,34 +157,34 @@ kvf_status kvf_step_merge(kvf_step *step, const kvf_attention *a)
                                  .partial_lse = kv_group->tables.partial_lse,
                                  .out = a->out,
                                  .lse = a->lse,
-                                 .sinks = kvf_step_attention(step)->sinks,
+                                 .sinks = kvf_call_attention(call)->sinks,
                                  .heads = kv_group->config.query_heads};
-    return KVF_LAUNCH(step, merge, args);
+    return KVF_LAUNCH(call, merge, args);
 }
 
-kvf_status kvf_step_attend(kvf_step *step, void *out, float *lse)
+kvf_status kvf_call_attend(kvf_call *call, void *out, float *lse)
 {
-    const kvf_kv_group *kv_group = step->kv_group;
+    const kvf_kv_group *kv_group = call->kv_group;
     const kvf_paging *p = &kv_group->dims.paging;
     const kvf_attention a = {.shape = p->shape,
-                             .lists = step->rows * p->lists,
+                             .lists = call->rows * p->lists,
                              .group = p->kv_heads * p->group / p->lists,
                              .spans_max = kv_group->dims.spans_max,
-                             .q = step->q,
+                             .q = call->q,
                              .spans = kv_group->tables.spans,
                              .span_count = kv_group->tables.span_count,
                              .out = out,
                              .lse = lse};
-    if (step->is_fused)
-        return attend_at_once(step, &a);
-    if (kvf_fetch_is_pending(step)) {
-        KVF_TRY(kvf_step_pass(step, &a, KVF_PASS_RESIDENT));
-        KVF_TRY(kvf_fetch_end(step));
-        KVF_TRY(kvf_step_pass(step, &a, KVF_PASS_FETCHED));
+    if (call->is_fused)
+        return attend_at_once(call, &a);
+    if (kvf_fetch_is_pending(call)) {
+        KVF_TRY(kvf_call_pass(call, &a, KVF_PASS_RESIDENT));
+        KVF_TRY(kvf_fetch_end(call));
+        KVF_TRY(kvf_call_pass(call, &a, KVF_PASS_FETCHED));
     } else {
-        KVF_TRY(kvf_step_pass(step, &a, KVF_PASS_ALL));
+        KVF_TRY(kvf_call_pass(call, &a, KVF_PASS_ALL));
     }
-    return kvf_step_merge(step, &a);
+    return kvf_call_merge(call, &a);
 }
 
 bool kvf_verify_is_due(const kvf_kv_group *kv_group, const kvf_layer *layer)
@@ -192,19 +192,19 @@ bool kvf_verify_is_due(const kvf_kv_group *kv_group, const kvf_layer *layer)
     return kv_group->config.verify_interval && layer->steps % kv_group->config.verify_interval == 0;
 }
 
-kvf_status kvf_step_verify(kvf_step *step, uint32_t index, const void *out, const float *lse)
+kvf_status kvf_call_verify(kvf_call *call, uint32_t index, const void *out, const float *lse)
 {
-    const kvf_kv_group *kv_group = step->kv_group;
+    const kvf_kv_group *kv_group = call->kv_group;
     const kvf_tables *t = &kv_group->tables;
     const kvf_paging *p = &kv_group->dims.paging;
     const uint32_t heads = kv_group->config.query_heads;
     const size_t first = (size_t)index * heads;
-    const kvf_shape shape = kvf_out_shape(step->cache, &p->shape);
+    const kvf_shape shape = kvf_out_shape(call->cache, &p->shape);
     const kvf_attention a = {.shape = kvf_run_shape(p),
                              .lists = p->kv_heads,
                              .group = p->group,
                              .spans_max = kv_group->dims.cover_max,
-                             .q = (const char *)step->q + first * kvf_key_bytes(&p->shape),
+                             .q = (const char *)call->q + first * kvf_key_bytes(&p->shape),
                              .spans = t->cover.spans,
                              .span_count = t->cover.span_count,
                              .out = t->verify_out,
@@ -215,9 +215,9 @@ kvf_status kvf_step_verify(kvf_step *step, uint32_t index, const void *out, cons
                                       .dense = a.out,
                                       .lse = lse + first,
                                       .dense_lse = a.lse,
-                                      .counters = kvf_counters_device(kv_group, step->index)};
-    KVF_TRY(kvf_step_cover(step, &(kvf_observation){.index = index}));
-    KVF_TRY(kvf_step_pass(step, &a, KVF_PASS_ALL));
-    KVF_TRY(kvf_step_merge(step, &a));
-    return KVF_LAUNCH(step, compare, compare);
+                                      .counters = kvf_counters_device(kv_group, call->index)};
+    KVF_TRY(kvf_call_cover(call, &(kvf_observation){.index = index}));
+    KVF_TRY(kvf_call_pass(call, &a, KVF_PASS_ALL));
+    KVF_TRY(kvf_call_merge(call, &a));
+    return KVF_LAUNCH(call, compare, compare);
 }

@@ -6,15 +6,15 @@
  * From chosen pages to attention.
  */
 
-#include "step.h"
+#include "call.h"
 
 /* Slots, the misses on their way, and spans. */
-KVF_CHECKED kvf_status kvf_step_place(kvf_step *step);
-KVF_CHECKED kvf_status kvf_step_attend(kvf_step *step, void *out, float *lse);
+KVF_CHECKED kvf_status kvf_call_place(kvf_call *call);
+KVF_CHECKED kvf_status kvf_call_attend(kvf_call *call, void *out, float *lse);
 /* Whether the next step of this layer is verified. */
 bool kvf_verify_is_due(const kvf_kv_group *kv_group, const kvf_layer *layer);
 /* Attend densely to row `index` and compare. */
-KVF_CHECKED kvf_status kvf_step_verify(kvf_step *step, uint32_t index, const void *out,
+KVF_CHECKED kvf_status kvf_call_verify(kvf_call *call, uint32_t index, const void *out,
                                        const float *lse);
 /* Partial results of `lists` lists, then merged. */
 typedef struct kvf_attention {
@@ -28,7 +28,7 @@ typedef struct kvf_attention {
     void *out;
     float *lse;
 } kvf_attention;
-KVF_CHECKED kvf_status kvf_step_pass(kvf_step *step, const kvf_attention *a, kvf_pass pass);
-KVF_CHECKED kvf_status kvf_step_merge(kvf_step *step, const kvf_attention *a);
+KVF_CHECKED kvf_status kvf_call_pass(kvf_call *call, const kvf_attention *a, kvf_pass pass);
+KVF_CHECKED kvf_status kvf_call_merge(kvf_call *call, const kvf_attention *a);
 
 #endif

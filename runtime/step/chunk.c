@@ -8,10 +8,10 @@
 
 #include "chunk.h"
 
-kvf_status kvf_chunk_repack(kvf_step *step, const kvf_prefill_args *args, uint32_t base,
+kvf_status kvf_chunk_repack(kvf_call *call, const kvf_prefill_args *args, uint32_t base,
                             void *const *blocks)
 {
-    const kvf_kv_group *kv_group = step->kv_group;
+    const kvf_kv_group *kv_group = call->kv_group;
     const kvf_paging *p = &kv_group->dims.paging;
     uint32_t *fault = kv_group->tables.chunk_fault;
     const kvf_repack_args a = {.shape = kvf_run_shape(p),
@@ -22,26 +22,26 @@ kvf_status kvf_chunk_repack(kvf_step *step, const kvf_prefill_args *args, uint32
                                .v = args->v,
                                .blocks = blocks + base / p->block_size,
                                .fault = fault};
-    KVF_TRY(kv_group->device->ops->fill(step->stream, fault, 0xff, sizeof *fault));
-    return KVF_LAUNCH(step, repack, a);
+    KVF_TRY(kv_group->device->ops->fill(call->stream, fault, 0xff, sizeof *fault));
+    return KVF_LAUNCH(call, repack, a);
 }
 
-kvf_status kvf_chunk_attend(kvf_step *step, const kvf_prefill_args *args, uint32_t base,
+kvf_status kvf_chunk_attend(kvf_call *call, const kvf_prefill_args *args, uint32_t base,
                             void *const *blocks)
 {
-    const kvf_paging *p = &step->kv_group->dims.paging;
+    const kvf_paging *p = &call->kv_group->dims.paging;
     const kvf_prefill_kernel_args a = {.shape = kvf_run_shape(p),
                                        .kv_heads = p->kv_heads,
                                        .group = p->group,
                                        .tokens = args->tokens,
                                        .base = base,
-                                       .scale = kvf_step_attention(step)->scale,
-                                       .cap = kvf_step_attention(step)->cap,
+                                       .scale = kvf_call_attention(call)->scale,
+                                       .cap = kvf_call_attention(call)->cap,
                                        .q_dtype = p->shape.dtype,
-                                       .out_dtype = kvf_query_dtype(&step->cache->config),
+                                       .out_dtype = kvf_query_dtype(&call->cache->config),
                                        .q = args->q,
                                        .blocks = (const void *const *)blocks,
                                        .out = args->out,
-                                       .sinks = kvf_step_attention(step)->sinks};
-    return args->q ? KVF_LAUNCH(step, prefill, a) : KVF_OK;
+                                       .sinks = kvf_call_attention(call)->sinks};
+    return args->q ? KVF_LAUNCH(call, prefill, a) : KVF_OK;
 }

@@ -17,7 +17,7 @@
  * beside it, and a cache under block tables knows the last one alone.
  */
 
-#include "step.h"
+#include "call.h"
 
 typedef enum kvf_chunk_way {
     KVF_CHUNK_IN_POOL,
@@ -34,9 +34,9 @@ static inline kvf_chunk_way kvf_chunk_way_of(const kvf_kv_group *kv_group)
 
 /* A chunk that begins at token `base` into blocks of a table on the device, noting what is not
  * finite; and its attention over them, if it has queries. */
-KVF_CHECKED kvf_status kvf_chunk_repack(kvf_step *step, const kvf_prefill_args *args, uint32_t base,
+KVF_CHECKED kvf_status kvf_chunk_repack(kvf_call *call, const kvf_prefill_args *args, uint32_t base,
                                         void *const *blocks);
-KVF_CHECKED kvf_status kvf_chunk_attend(kvf_step *step, const kvf_prefill_args *args, uint32_t base,
+KVF_CHECKED kvf_status kvf_chunk_attend(kvf_call *call, const kvf_prefill_args *args, uint32_t base,
                                         void *const *blocks);
 
 #endif

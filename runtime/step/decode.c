@@ -23,19 +23,19 @@
 
 /* ---- bookkeeping on the host ---- */
 
-static kvf_status acquire(kvf_step *step)
+static kvf_status acquire(kvf_call *call)
 {
-    for (uint32_t b = 0; step->kv_group && b < step->rows; b++) {
+    for (uint32_t b = 0; call->kv_group && b < call->rows; b++) {
         /* Tokens after the first one of a sequence seal nothing. */
         const kvf_status status =
-            kvf_step_is_first(step, b) ? kvf_append_acquire(step->states[b], 1) : KVF_OK;
+            kvf_call_is_first(call, b) ? kvf_append_acquire(call->states[b], 1) : KVF_OK;
         if (status == KVF_OK)
             continue;
         while (b-- > 0) {
-            kvf_layer *layer = step->states[b];
-            if (kvf_step_is_first(step, b))
+            kvf_layer *layer = call->states[b];
+            if (kvf_call_is_first(call, b))
                 kvf_append_release(layer,
-                                   kvf_sealed_blocks(step->kv_group, layer->extent.length + 1));
+                                   kvf_sealed_blocks(call->kv_group, layer->extent.length + 1));
         }
         return status;
     }
@@ -58,31 +58,31 @@ static uint32_t streaming_tokens(const kvf_cache_config *c, uint32_t layer, uint
 }
 
 /* A row attends, to all that its layer has by now; heads that stream, to what they see of it. */
-static void count_row(kvf_step *step, const kvf_layer *layer)
+static void count_row(kvf_call *call, const kvf_layer *layer)
 {
-    const kvf_cache *cache = step->cache;
-    kvf_layer_host_counters *counters = &cache->counters[step->layer];
-    const uint64_t streaming = kvf_streaming_count(cache, step->layer);
+    const kvf_cache *cache = call->cache;
+    kvf_layer_host_counters *counters = &cache->counters[call->layer];
+    const uint64_t streaming = kvf_streaming_count(cache, call->layer);
     counters->held += (uint64_t)layer->extent.length * cache->config.kv_heads;
     counters->streamed +=
-        streaming * streaming_tokens(&cache->config, step->layer, layer->extent.length);
+        streaming * streaming_tokens(&cache->config, call->layer, layer->extent.length);
     counters->steps++;
 }
 
-void kvf_decode_note(kvf_step *step, const kvf_decode_args *args, kvf_due *due)
+void kvf_decode_note(kvf_call *call, const kvf_decode_args *args, kvf_due *due)
 {
     *due = (kvf_due){0};
-    for (uint32_t b = 0; b < step->rows; b++) {
-        kvf_layer *layer = step->states[b];
+    for (uint32_t b = 0; b < call->rows; b++) {
+        kvf_layer *layer = call->states[b];
         const uint32_t sealed = layer->extent.sealed;
         kvf_append_note(layer, 1, args->positions ? args->positions + b : NULL);
-        KVF_ASSERT(kvf_step_is_first(step, b) || layer->extent.sealed == sealed);
+        KVF_ASSERT(kvf_call_is_first(call, b) || layer->extent.sealed == sealed);
         layer->by_step[layer->extent.length - 1] = 1;
-        if (step->kv_group)
-            note_due(step->kv_group, layer, due);
+        if (call->kv_group)
+            note_due(call->kv_group, layer, due);
         layer->steps++;
-        count_row(step, layer);
-        kvf_footprint_append(step->cache, args->sequences[b], step->layer, 1);
+        count_row(call, layer);
+        kvf_footprint_append(call->cache, args->sequences[b], call->layer, 1);
     }
 }
 
@@ -104,89 +104,89 @@ static bool reads(const kvf_kv_group *kv_group, const kvf_layer *layer)
 }
 
 /* A row that is looked at after the refresh does not lie in the prefill arena then. */
-static kvf_status leave_arena(kvf_step *step)
+static kvf_status leave_arena(kvf_call *call)
 {
-    for (uint32_t b = 0; step->kv_group && b < step->rows; b++)
-        if (looks_at_all(step->kv_group, step->states[b]))
-            return kvf_arena_leave_rows(step);
+    for (uint32_t b = 0; call->kv_group && b < call->rows; b++)
+        if (looks_at_all(call->kv_group, call->states[b]))
+            return kvf_arena_leave_rows(call);
     return KVF_OK;
 }
 
 /* Rows that are read whole are addressable, before anything has changed. */
-static kvf_status begin(kvf_step *step, const kvf_decode_args *args, kvf_stream *stream)
+static kvf_status begin(kvf_call *call, const kvf_decode_args *args, kvf_stream *stream)
 {
-    KVF_TRY(kvf_step_begin(step->cache, stream, step));
-    kvf_step_at(step, args->layer, args->sequences, args->batch);
-    kvf_status status = leave_arena(step);
+    KVF_TRY(kvf_call_begin(call->cache, stream, call));
+    kvf_call_at(call, args->layer, args->sequences, args->batch);
+    kvf_status status = leave_arena(call);
     if (status == KVF_OK)
-        status = kvf_addressable_rows(step, reads);
-    return status == KVF_OK ? KVF_OK : kvf_step_refuse(step, status);
+        status = kvf_addressable_rows(call, reads);
+    return status == KVF_OK ? KVF_OK : kvf_call_refuse(call, status);
 }
 
-kvf_status kvf_decode_prepare(kvf_step *step, const kvf_decode_args *args, kvf_stream *stream,
+kvf_status kvf_decode_prepare(kvf_call *call, const kvf_decode_args *args, kvf_stream *stream,
                               kvf_due *due)
 {
-    KVF_TRY(begin(step, args, stream));
-    const kvf_status status = acquire(step);
+    KVF_TRY(begin(call, args, stream));
+    const kvf_status status = acquire(call);
     if (status != KVF_OK)
-        return kvf_step_refuse(step, status);
-    kvf_decode_note(step, args, due);
-    kvf_pages_take(step);
+        return kvf_call_refuse(call, status);
+    kvf_decode_note(call, args, due);
+    kvf_pages_take(call);
     if (due->refreshes)
-        kvf_step_rows_after(step);
+        kvf_call_rows_after(call);
     return KVF_OK;
 }
 
 /* The same for queries alone: rows of what the layers have. */
-static kvf_status prepare_queries(kvf_step *step, const kvf_decode_args *args, kvf_stream *stream)
+static kvf_status prepare_queries(kvf_call *call, const kvf_decode_args *args, kvf_stream *stream)
 {
-    KVF_TRY(begin(step, args, stream));
-    for (uint32_t b = 0; b < step->rows; b++)
-        count_row(step, step->states[b]);
-    kvf_pages_take(step);
-    for (uint32_t b = 0; b < step->rows; b++)
-        step->row_host[b].chosen_at = NULL; /* the layer's own steps go on as if nobody had asked */
+    KVF_TRY(begin(call, args, stream));
+    for (uint32_t b = 0; b < call->rows; b++)
+        count_row(call, call->states[b]);
+    kvf_pages_take(call);
+    for (uint32_t b = 0; b < call->rows; b++)
+        call->row_host[b].chosen_at = NULL; /* the layer's own steps go on as if nobody had asked */
     return KVF_OK;
 }
 
-kvf_status kvf_decode_send(kvf_step *step)
+kvf_status kvf_decode_send(kvf_call *call)
 {
-    for (uint32_t b = 0; step->kv_group && b < step->rows; b++)
-        KVF_TRY(kvf_step_clear(step, step->states[b]));
-    return kvf_step_send(step);
+    for (uint32_t b = 0; call->kv_group && b < call->rows; b++)
+        KVF_TRY(kvf_call_clear(call, call->states[b]));
+    return kvf_call_send(call);
 }
 
 /* ---- launches ---- */
 
-kvf_status kvf_decode_enqueue(const kvf_heads_call *call, const kvf_decode_args *args,
+kvf_status kvf_decode_enqueue(const kvf_heads_work *work, const kvf_decode_args *args,
                               const kvf_due *due)
 {
-    kvf_step *step = call->step;
-    const kvf_packed_heads heads = kvf_heads_packed(call, false);
+    kvf_call *call = work->call;
+    const kvf_packed_heads heads = kvf_heads_packed(work, false);
     kvf_decode_args own = *args;
     own.q = heads.q;
     own.k = heads.k;
     own.v = heads.v;
     own.out = heads.out;
     own.lse = heads.lse;
-    if (step->is_fused && !call->streaming)
-        step->caller = args;
+    if (call->is_fused && !work->streaming)
+        call->caller = args;
     else
-        KVF_TRY(kvf_inputs_round(step, args->q, args->k, args->v, step->rows));
-    KVF_TRY(kvf_heads_pack(call));
-    step->heads = call->heads;
-    if (step->kv_group)
-        KVF_TRY(kvf_pages_decode(step, &own, due));
-    if (call->streaming)
-        KVF_TRY(kvf_streaming_decode(call));
-    return kvf_heads_unpack(call);
+        KVF_TRY(kvf_inputs_round(call, args->q, args->k, args->v, call->rows));
+    KVF_TRY(kvf_heads_pack(work));
+    call->heads = work->heads;
+    if (call->kv_group)
+        KVF_TRY(kvf_pages_decode(call, &own, due));
+    if (work->streaming)
+        KVF_TRY(kvf_streaming_decode(work));
+    return kvf_heads_unpack(work);
 }
 
-static kvf_status send_and_enqueue(kvf_step *step, const kvf_decode_args *args, const kvf_due *due)
+static kvf_status send_and_enqueue(kvf_call *call, const kvf_decode_args *args, const kvf_due *due)
 {
-    const kvf_heads_call call = kvf_heads_take_step(step, args);
-    KVF_TRY(kvf_decode_send(step));
-    return kvf_decode_enqueue(&call, args, due);
+    const kvf_heads_work work = kvf_heads_take_step(call, args);
+    KVF_TRY(kvf_decode_send(call));
+    return kvf_decode_enqueue(&work, args, due);
 }
 
 /* ---- steps ---- */
@@ -194,10 +194,10 @@ static kvf_status send_and_enqueue(kvf_step *step, const kvf_decode_args *args, 
 /* One token each of different sequences, or several of a sequence that make one step. */
 static kvf_status step_tokens(kvf_cache *cache, const kvf_decode_args *args, kvf_stream *stream)
 {
-    kvf_step step = {.cache = cache};
+    kvf_call call = {.cache = cache};
     kvf_due due;
-    KVF_TRY(kvf_decode_prepare(&step, args, stream, &due));
-    return kvf_step_close(&step, send_and_enqueue(&step, args, &due));
+    KVF_TRY(kvf_decode_prepare(&call, args, stream, &due));
+    return kvf_call_close(&call, send_and_enqueue(&call, args, &due));
 }
 
 /* As many steps as args->tokens takes. */
@@ -222,10 +222,10 @@ kvf_status kvf_layer_decode(kvf_cache *cache, const kvf_decode_args *args, kvf_s
 
 static kvf_status step_queries(kvf_cache *cache, const kvf_decode_args *args, kvf_stream *stream)
 {
-    kvf_step step = {.cache = cache};
+    kvf_call call = {.cache = cache};
     const kvf_due nothing = {0};
-    KVF_TRY(prepare_queries(&step, args, stream));
-    return kvf_step_close(&step, send_and_enqueue(&step, args, &nothing));
+    KVF_TRY(prepare_queries(&call, args, stream));
+    return kvf_call_close(&call, send_and_enqueue(&call, args, &nothing));
 }
 
 kvf_status kvf_layer_decode_queries(kvf_cache *cache, const kvf_decode_args *args,

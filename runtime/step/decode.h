@@ -24,16 +24,16 @@ KVF_CHECKED kvf_status kvf_layer_decode_queries(kvf_cache *cache, const kvf_deco
 
 /* Host bookkeeping of one token per row; the KV group's things are in the frame, nothing is
  * enqueued. A refusal has changed nothing. */
-KVF_CHECKED kvf_status kvf_decode_prepare(kvf_step *step, const kvf_decode_args *args,
+KVF_CHECKED kvf_status kvf_decode_prepare(kvf_call *call, const kvf_decode_args *args,
                                           kvf_stream *stream, kvf_due *due);
 /* Its note of the rows: length, sealed blocks and what is due of every row, and counts; blocks are
  * there. */
-void kvf_decode_note(kvf_step *step, const kvf_decode_args *args, kvf_due *due);
+void kvf_decode_note(kvf_call *call, const kvf_decode_args *args, kvf_due *due);
 /* The frame is filled: send it. */
-KVF_CHECKED kvf_status kvf_decode_send(kvf_step *step);
+KVF_CHECKED kvf_status kvf_decode_send(kvf_call *call);
 /* All launches. */
-KVF_CHECKED kvf_status kvf_decode_enqueue(const kvf_heads_call *call, const kvf_decode_args *args,
+KVF_CHECKED kvf_status kvf_decode_enqueue(const kvf_heads_work *work, const kvf_decode_args *args,
                                           const kvf_due *due);
-/* Then kvf_step_close: if pages could not be brought, the caller undoes it. */
+/* Then kvf_call_close: if pages could not be brought, the caller undoes it. */
 
 #endif

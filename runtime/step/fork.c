@@ -15,20 +15,20 @@
 #include "rings.h"
 
 typedef struct copier {
-    kvf_step *step;
+    kvf_call *call;
     kvf_status status; /* of the first copy that failed */
 } copier;
 
 static void copy(copier *c, void *to, const void *from, size_t bytes)
 {
     if (c->status == KVF_OK && bytes)
-        c->status = c->step->kv_group->device->ops->copy(c->step->stream, to, from, bytes);
+        c->status = c->call->kv_group->device->ops->copy(c->call->stream, to, from, bytes);
 }
 
 /* The tables of one layer; `to` and `from` have the same shape. */
 static void copy_layer(copier *c, const kvf_row *to, const kvf_row *from)
 {
-    const kvf_kv_group *kv_group = c->step->kv_group;
+    const kvf_kv_group *kv_group = c->call->kv_group;
     const kvf_paging *p = &kv_group->dims.paging;
     const size_t entries = kvf_static_room(p) * p->kv_heads;
     const size_t page = kvf_page_bytes(&p->shape);
@@ -74,15 +74,15 @@ static void share(kvf_cache *cache, const kvf_sequence *parent, kvf_sequence *ch
     }
 }
 
-void kvf_fork_take(kvf_step *step)
+void kvf_fork_take(kvf_call *call)
 {
-    KVF_TAKE(step, step->row_host, step->row, step->rows);
+    KVF_TAKE(call, call->row_host, call->row, call->rows);
 }
 
 static void copy_row(copier *c, const kvf_layer *to, const kvf_layer *from)
 {
-    const kvf_kv_group *kv_group = c->step->kv_group;
-    const kvf_row target = kvf_step_row(kv_group, to), source = kvf_step_row(kv_group, from);
+    const kvf_kv_group *kv_group = c->call->kv_group;
+    const kvf_row target = kvf_call_row(kv_group, to), source = kvf_call_row(kv_group, from);
     if (from->is_fresh)
         return; /* nothing was ever written for it */
     copy_layer(c, &target, &source);
@@ -90,34 +90,34 @@ static void copy_row(copier *c, const kvf_layer *to, const kvf_layer *from)
 
 /* Layers of a KV group. Tokens that are not sealed lie in the child's own ring: sealed_before ==
  * sealed. */
-static kvf_status copy_kv_group(kvf_step *step, kvf_kv_group *kv_group, const kvf_sequence *parent,
+static kvf_status copy_kv_group(kvf_call *call, kvf_kv_group *kv_group, const kvf_sequence *parent,
                                 const kvf_sequence *child)
 {
-    copier c = {.step = step, .status = KVF_OK};
-    step->kv_group = kv_group;
-    step->rows = kv_group->config.layers;
-    kvf_fork_take(step);
-    for (uint32_t i = 0; i < step->cache->config.layers; i++) {
+    copier c = {.call = call, .status = KVF_OK};
+    call->kv_group = kv_group;
+    call->rows = kv_group->config.layers;
+    kvf_fork_take(call);
+    for (uint32_t i = 0; i < call->cache->config.layers; i++) {
         const kvf_layer *to = &child->layers[i];
         if (to->kv_group != kv_group)
             continue;
-        step->row_host[to->index] = kvf_step_row(kv_group, to);
+        call->row_host[to->index] = kvf_call_row(kv_group, to);
         copy_row(&c, to, &parent->layers[i]);
     }
     const kvf_table_args table = {
-        .paging = kv_group->dims.paging, .rows = kv_group->config.layers, .row = step->row};
+        .paging = kv_group->dims.paging, .rows = kv_group->config.layers, .row = call->row};
     if (c.status == KVF_OK)
-        c.status = kvf_step_send(step);
-    return c.status == KVF_OK ? KVF_LAUNCH(step, table, table) : c.status;
+        c.status = kvf_call_send(call);
+    return c.status == KVF_OK ? KVF_LAUNCH(call, table, table) : c.status;
 }
 
-static kvf_status copy_rings(kvf_step *step, const kvf_sequence *parent, const kvf_sequence *child)
+static kvf_status copy_rings(kvf_call *call, const kvf_sequence *parent, const kvf_sequence *child)
 {
-    const kvf_cache *cache = step->cache;
+    const kvf_cache *cache = call->cache;
     for (uint32_t i = 0; i < cache->config.layers; i++) {
         const kvf_layer *from = &parent->layers[i];
         if (from->ring && from->extent.length)
-            KVF_TRY(cache->device->ops->copy(step->stream, child->layers[i].ring, from->ring,
+            KVF_TRY(cache->device->ops->copy(call->stream, child->layers[i].ring, from->ring,
                                              kvf_ring_bytes(cache, i)));
     }
     return KVF_OK;
@@ -126,15 +126,15 @@ static kvf_status copy_rings(kvf_step *step, const kvf_sequence *parent, const k
 static kvf_status enqueue(kvf_cache *cache, kvf_sequence *parent, kvf_sequence *child,
                           kvf_stream *stream)
 {
-    kvf_step step;
-    KVF_TRY(kvf_step_begin(cache, stream, &step));
-    kvf_status status = kvf_arena_leave_sequence(&step, parent);
+    kvf_call call;
+    KVF_TRY(kvf_call_begin(cache, stream, &call));
+    kvf_status status = kvf_arena_leave_sequence(&call, parent);
     share(cache, parent, child);
     for (uint32_t i = 0; status == KVF_OK && i < cache->kv_group_count; i++)
-        status = copy_kv_group(&step, &cache->kv_groups[i], parent, child);
+        status = copy_kv_group(&call, &cache->kv_groups[i], parent, child);
     if (status == KVF_OK)
-        status = copy_rings(&step, parent, child);
-    return kvf_step_end(&step, status);
+        status = copy_rings(&call, parent, child);
+    return kvf_call_end(&call, status);
 }
 
 kvf_status kvf_fork(kvf_cache *cache, kvf_sequence *parent, kvf_stream *stream, kvf_sequence **out)

@@ -21,10 +21,10 @@
 
 #include "addressable.h"
 #include "cache.h"
+#include "call.h"
 #include "prefill.h"
 #include "prefill_arena.h"
 #include "retain.h"
-#include "step.h"
 
 #define CHUNK_TOKENS 512u
 
@@ -228,18 +228,18 @@ static kvf_status keep_queries(const keeping *k, const kvf_row *row)
 
 /* Sealed blocks in full precision, and where they are; `quantized` gets where they are quantized.
  * The row is the step's. */
-static kvf_status dequantize_blocks(kvf_step *step, const keeping *k, const kvf_row *row)
+static kvf_status dequantize_blocks(kvf_call *call, const keeping *k, const kvf_row *row)
 {
-    const kvf_paging *p = &step->kv_group->dims.paging;
-    const kvf_device_ops *ops = step->kv_group->device->ops;
-    char *scratch = step->kv_group->tables.scratch.blocks;
+    const kvf_paging *p = &call->kv_group->dims.paging;
+    const kvf_device_ops *ops = call->kv_group->device->ops;
+    char *scratch = call->kv_group->tables.scratch.blocks;
     const kvf_dequantize_args dequantize = {.paging = *p,
                                             .count = k->sealed,
                                             .scratch = scratch,
                                             .table = k->work.blocks,
-                                            .row = step->row};
+                                            .row = call->row};
     KVF_TRY(ops->copy(k->stream, k->work.quantized, row->blocks, k->sealed * sizeof *row->blocks));
-    KVF_TRY(KVF_LAUNCH(step, dequantize, dequantize));
+    KVF_TRY(KVF_LAUNCH(call, dequantize, dequantize));
     if (k->layer->cut.spare == 0)
         return KVF_OK;
     return ops->copy(k->stream, scratch + (k->layer->cut.spare - 1) * kvf_block_bytes(p),
@@ -247,16 +247,16 @@ static kvf_status dequantize_blocks(kvf_step *step, const keeping *k, const kvf_
 }
 
 /* Where pages lie now, with those of the ring in its copy. */
-static kvf_status copy_blocks(kvf_step *step, const keeping *k, const kvf_row *row,
+static kvf_status copy_blocks(kvf_call *call, const keeping *k, const kvf_row *row,
                               const void *tail)
 {
-    const kvf_device_ops *ops = step->kv_group->device->ops;
-    const kvf_paging *p = &step->kv_group->dims.paging;
+    const kvf_device_ops *ops = call->kv_group->device->ops;
+    const kvf_paging *p = &call->kv_group->dims.paging;
     const uint32_t end = kvf_row_blocks(p, row);
     void **blocks = k->work.blocks;
     KVF_TRY(ops->copy(k->stream, k->work.ring, row->ring, p->ring_blocks * kvf_block_bytes(p)));
     if (k->sealed && kvf_quantizes_pages(k->kv_group))
-        KVF_TRY(dequantize_blocks(step, k, row));
+        KVF_TRY(dequantize_blocks(call, k, row));
     else if (k->sealed)
         KVF_TRY(ops->copy(k->stream, blocks, row->blocks, k->sealed * sizeof *blocks));
     return end > k->sealed
@@ -265,10 +265,10 @@ static kvf_status copy_blocks(kvf_step *step, const keeping *k, const kvf_row *r
 }
 
 /* The sink of pages that stay. */
-static kvf_status reset_tables(kvf_step *step, const keeping *k, const kvf_row *row,
+static kvf_status reset_tables(kvf_call *call, const keeping *k, const kvf_row *row,
                                const void *counts)
 {
-    const kvf_kv_group *kv_group = step->kv_group;
+    const kvf_kv_group *kv_group = call->kv_group;
     return kv_group->device->ops->copy(k->stream, row->static_count, counts,
                                        kv_group->config.kv_heads * sizeof *row->static_count);
 }
@@ -281,53 +281,53 @@ typedef struct keep_tables {
     const uint32_t *count_device;
 } keep_tables;
 
-static keep_tables take_tables(kvf_step *step, uint32_t tail_blocks)
+static keep_tables take_tables(kvf_call *call, uint32_t tail_blocks)
 {
     keep_tables t;
-    KVF_TAKE(step, t.tail, t.tail_device, tail_blocks);
-    KVF_TAKE(step, t.count, t.count_device, step->kv_group->config.kv_heads);
-    KVF_TAKE(step, step->row_host, step->row, kvf_quantizes_pages(step->kv_group) ? 1 : 0);
+    KVF_TAKE(call, t.tail, t.tail_device, tail_blocks);
+    KVF_TAKE(call, t.count, t.count_device, call->kv_group->config.kv_heads);
+    KVF_TAKE(call, call->row_host, call->row, kvf_quantizes_pages(call->kv_group) ? 1 : 0);
     return t;
 }
 
-void kvf_keep_take(kvf_step *step)
+void kvf_keep_take(kvf_call *call)
 {
-    (void)take_tables(step, step->kv_group->dims.paging.ring_blocks);
+    (void)take_tables(call, call->kv_group->dims.paging.ring_blocks);
 }
 
-static kvf_status enqueue_start(kvf_step *step, const keeping *k)
+static kvf_status enqueue_start(kvf_call *call, const keeping *k)
 {
     kvf_kv_group *kv_group = k->kv_group;
     const kvf_device_ops *ops = kv_group->device->ops;
     const kvf_paging *p = &kv_group->dims.paging;
-    const kvf_row row = kvf_step_row(kv_group, k->layer);
+    const kvf_row row = kvf_call_row(kv_group, k->layer);
     const uint32_t end = kvf_row_blocks(p, &row);
-    const keep_tables t = take_tables(step, end - k->sealed);
+    const keep_tables t = take_tables(call, end - k->sealed);
     for (uint32_t i = k->sealed; i < end; i++)
         t.tail[i - k->sealed] = k->work.ring + i % p->ring_blocks * kvf_block_bytes(p);
     for (uint32_t h = 0; h < p->kv_heads; h++)
         t.count[h] = kvf_min_u32(p->sink, k->blocks * p->block_size);
     if (kvf_quantizes_pages(kv_group))
-        step->row_host[0] = row;
-    KVF_TRY(kvf_step_send(step));
+        call->row_host[0] = row;
+    KVF_TRY(kvf_call_send(call));
     KVF_TRY(
         ops->copy(k->stream, k->work.ids, k->ids, (size_t)p->kv_heads * k->count * sizeof *k->ids));
-    KVF_TRY(ops->event_record(step->frame->done, k->stream));
-    KVF_TRY(copy_blocks(step, k, &row, t.tail_device));
+    KVF_TRY(ops->event_record(call->frame->done, k->stream));
+    KVF_TRY(copy_blocks(call, k, &row, t.tail_device));
     KVF_TRY(keep_queries(k, &row));
-    KVF_TRY(reset_tables(step, k, &row, t.count_device));
-    KVF_TRY(kvf_arena_shorten(step, k->layer, k->blocks));
-    return ops->event_wait(step->frame->done); /* the ids are the caller's */
+    KVF_TRY(reset_tables(call, k, &row, t.count_device));
+    KVF_TRY(kvf_arena_shorten(call, k->layer, k->blocks));
+    return ops->event_wait(call->frame->done); /* the ids are the caller's */
 }
 
 /* All blocks are brought, until the call ends: tokens are taken from any of them. */
 static kvf_status start(const keeping *k)
 {
-    kvf_step step = {.cache = k->cache};
-    KVF_TRY(kvf_step_open(&step, k->index, &k->sequence, true, k->stream));
+    kvf_call call = {.cache = k->cache};
+    KVF_TRY(kvf_call_open(&call, k->index, &k->sequence, true, k->stream));
     const kvf_status status = own_blocks(k);
-    return status == KVF_OK ? kvf_step_end(&step, enqueue_start(&step, k))
-                            : kvf_step_refuse(&step, status);
+    return status == KVF_OK ? kvf_call_end(&call, enqueue_start(&call, k))
+                            : kvf_call_refuse(&call, status);
 }
 
 static kvf_status take_chunk(const keeping *k, uint32_t first, uint32_t tokens)
@@ -341,9 +341,9 @@ static kvf_status take_chunk(const keeping *k, uint32_t first, uint32_t tokens)
                                 .ids = k->work.ids + first,
                                 .k = k->work.k,
                                 .v = k->work.v};
-    kvf_step step;
-    KVF_TRY(kvf_step_begin(k->cache, k->stream, &step));
-    return kvf_step_end(&step, KVF_LAUNCH(&step, take, args));
+    kvf_call call;
+    KVF_TRY(kvf_call_begin(k->cache, k->stream, &call));
+    return kvf_call_end(&call, KVF_LAUNCH(&call, take, args));
 }
 
 static kvf_status append_rest(const keeping *k)

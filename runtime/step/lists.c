@@ -17,14 +17,14 @@
 #include "select.h"
 #include "undo.h"
 
-static kvf_csr_args csr_args(const kvf_step *step, const kvf_page_lists *lists)
+static kvf_csr_args csr_args(const kvf_call *call, const kvf_page_lists *lists)
 {
-    const kvf_kv_group *kv_group = step->kv_group;
+    const kvf_kv_group *kv_group = call->kv_group;
     return (kvf_csr_args){.paging = kv_group->dims.paging,
-                          .rows = step->rows,
+                          .rows = call->rows,
                           .ids_max = kv_group->dims.ids_max,
                           .spans_max = kv_group->dims.spans_max,
-                          .row = step->row,
+                          .row = call->row,
                           .ids = kv_group->tables.now.ids,
                           .id_count = kv_group->tables.now.id_count,
                           .indptr = lists->indptr,
@@ -93,18 +93,18 @@ static void check_on_stream(const void *raw, uint32_t task)
 }
 
 /* Where the host reads them once the stream has come here: in place, or in copies. */
-static kvf_status see_lists(kvf_step *step, const kvf_page_lists *lists, lists_check *c)
+static kvf_status see_lists(kvf_call *call, const kvf_page_lists *lists, lists_check *c)
 {
-    const kvf_kv_group *kv_group = step->kv_group;
+    const kvf_kv_group *kv_group = call->kv_group;
     const kvf_device_ops *ops = kv_group->device->ops;
     const kvf_control *to = &kv_group->control_device;
-    *c = (lists_check){.stream = step->stream,
-                       .row = step->row_host,
+    *c = (lists_check){.stream = call->stream,
+                       .row = call->row_host,
                        .indptr = lists->indptr,
                        .indices = lists->indices,
                        .last_page_len = lists->last_page_len,
                        .shape = kv_group->dims.paging.shape,
-                       .lists = step->rows * kv_group->dims.paging.kv_heads,
+                       .lists = call->rows * kv_group->dims.paging.kv_heads,
                        .kv_heads = kv_group->dims.paging.kv_heads,
                        .pages_max =
                            kv_group->dims.spans_max - kvf_parted_pages(&kv_group->dims.paging),
@@ -116,23 +116,23 @@ static kvf_status see_lists(kvf_step *step, const kvf_page_lists *lists, lists_c
     c->indptr = c->cleared = kv_group->control.mirror.indptr;
     c->indices = kv_group->control.mirror.indices;
     c->last_page_len = kv_group->control.mirror.last_page_len;
-    KVF_TRY(ops->copy(step->stream, to->mirror.indptr, lists->indptr,
+    KVF_TRY(ops->copy(call->stream, to->mirror.indptr, lists->indptr,
                       (c->lists + 1) * sizeof *c->indptr));
-    KVF_TRY(ops->copy(step->stream, to->mirror.indices, lists->indices,
+    KVF_TRY(ops->copy(call->stream, to->mirror.indices, lists->indices,
                       c->indices_max * sizeof *c->indices));
-    return ops->copy(step->stream, to->mirror.last_page_len, lists->last_page_len,
+    return ops->copy(call->stream, to->mirror.last_page_len, lists->last_page_len,
                      c->lists * sizeof *c->last_page_len);
 }
 
 /* ---- pages of the lists ---- */
 
 /* As kvf_addressable_listed wants it. */
-static kvf_status find(kvf_step *step, const kvf_page_lists *lists, const int32_t **indptr,
+static kvf_status find(kvf_call *call, const kvf_page_lists *lists, const int32_t **indptr,
                        const int32_t **indices)
 {
     lists_check c;
-    KVF_TRY(see_lists(step, lists, &c));
-    KVF_TRY(kvf_addressable_wait(step->kv_group, step->stream));
+    KVF_TRY(see_lists(call, lists, &c));
+    KVF_TRY(kvf_addressable_wait(call->kv_group, call->stream));
     *indptr = c.indptr;
     *indices = c.indices;
     return check_lists(&c);
@@ -140,30 +140,30 @@ static kvf_status find(kvf_step *step, const kvf_page_lists *lists, const int32_
 
 /* ---- selection ---- */
 
-static kvf_status enqueue_select(kvf_step *step, const kvf_decode_args *args, const kvf_due *due,
+static kvf_status enqueue_select(kvf_call *call, const kvf_decode_args *args, const kvf_due *due,
                                  const kvf_page_lists *lists)
 {
-    const kvf_inputs in = kvf_inputs_seen(step->cache, args->q, args->k, args->v);
+    const kvf_inputs in = kvf_inputs_seen(call->cache, args->q, args->k, args->v);
     kvf_decode_args own = *args;
     own.q = in.q;
     own.k = in.k;
     own.v = in.v;
-    KVF_TRY(kvf_decode_send(step));
-    KVF_TRY(kvf_inputs_round(step, args->q, args->k, args->v, step->rows));
-    KVF_TRY(kvf_pages_select(step, &own, due));
-    const kvf_csr_args csr = csr_args(step, lists);
-    KVF_TRY(KVF_LAUNCH(step, csr_out, csr));
-    KVF_TRY(kvf_step_stamp(step, &kvf_counters_device(step->kv_group, step->index)->select_ns));
-    return kvf_addressable_listed(step, lists, find);
+    KVF_TRY(kvf_decode_send(call));
+    KVF_TRY(kvf_inputs_round(call, args->q, args->k, args->v, call->rows));
+    KVF_TRY(kvf_pages_select(call, &own, due));
+    const kvf_csr_args csr = csr_args(call, lists);
+    KVF_TRY(KVF_LAUNCH(call, csr_out, csr));
+    KVF_TRY(kvf_call_stamp(call, &kvf_counters_device(call->kv_group, call->index)->select_ns));
+    return kvf_addressable_listed(call, lists, find);
 }
 
 static kvf_status select_pages(kvf_cache *cache, const kvf_decode_args *args,
                                const kvf_page_lists *lists, kvf_stream *stream)
 {
-    kvf_step step = {.cache = cache};
+    kvf_call call = {.cache = cache};
     kvf_due due;
-    KVF_TRY(kvf_decode_prepare(&step, args, stream, &due));
-    return kvf_step_close(&step, enqueue_select(&step, args, &due, lists));
+    KVF_TRY(kvf_decode_prepare(&call, args, stream, &due));
+    return kvf_call_close(&call, enqueue_select(&call, args, &due, lists));
 }
 
 kvf_status kvf_lists_select(kvf_cache *cache, const kvf_decode_args *args,
@@ -203,72 +203,72 @@ const void *kvf_lists_page_address(const kvf_sequence *sequence, uint32_t layer,
 /* ---- given lists ---- */
 
 /* `csr` then names the lists that were checked. */
-static kvf_status check_in_order(kvf_step *step, const kvf_page_lists *lists, kvf_csr_args *csr)
+static kvf_status check_in_order(kvf_call *call, const kvf_page_lists *lists, kvf_csr_args *csr)
 {
-    const kvf_control *copies = &step->kv_group->control_device;
+    const kvf_control *copies = &call->kv_group->control_device;
     lists_check c;
-    KVF_TRY(see_lists(step, lists, &c));
-    if (step->kv_group->dims.needs_mirror) {
+    KVF_TRY(see_lists(call, lists, &c));
+    if (call->kv_group->dims.needs_mirror) {
         csr->indptr = copies->mirror.indptr;
         csr->indices = copies->mirror.indices;
         csr->last_page_len = copies->mirror.last_page_len;
     }
-    return step->stream->device->ops->host_call(step->stream, check_on_stream, &c, sizeof c);
+    return call->stream->device->ops->host_call(call->stream, check_on_stream, &c, sizeof c);
 }
 
-static kvf_status enqueue_attend(kvf_step *step, const kvf_decode_args *args,
+static kvf_status enqueue_attend(kvf_call *call, const kvf_decode_args *args,
                                  const kvf_page_lists *lists)
 {
-    const kvf_kv_group *kv_group = step->kv_group;
+    const kvf_kv_group *kv_group = call->kv_group;
     const kvf_paging *p = &kv_group->dims.paging;
-    kvf_csr_args csr = csr_args(step, lists);
+    kvf_csr_args csr = csr_args(call, lists);
     const kvf_attention a = {.shape = p->shape,
-                             .lists = step->rows * p->kv_heads,
+                             .lists = call->rows * p->kv_heads,
                              .group = p->group,
                              .spans_max = kv_group->dims.spans_max,
-                             .q = kvf_inputs_seen(step->cache, args->q, NULL, NULL).q,
+                             .q = kvf_inputs_seen(call->cache, args->q, NULL, NULL).q,
                              .spans = csr.spans,
                              .span_count = csr.span_count,
                              .out = args->out,
                              .lse = args->lse};
-    KVF_TRY(kvf_step_send(step));
-    KVF_TRY(kvf_inputs_round(step, args->q, NULL, NULL, step->rows));
-    KVF_TRY(check_in_order(step, lists, &csr));
-    KVF_TRY(kvf_step_stamp(step, NULL));
-    KVF_TRY(KVF_LAUNCH(step, csr_in, csr));
-    KVF_TRY(kvf_step_pass(step, &a, KVF_PASS_ALL));
-    KVF_TRY(kvf_step_merge(step, &a));
-    return kvf_step_stamp(step, &kvf_counters_device(kv_group, step->index)->attend_ns);
+    KVF_TRY(kvf_call_send(call));
+    KVF_TRY(kvf_inputs_round(call, args->q, NULL, NULL, call->rows));
+    KVF_TRY(check_in_order(call, lists, &csr));
+    KVF_TRY(kvf_call_stamp(call, NULL));
+    KVF_TRY(KVF_LAUNCH(call, csr_in, csr));
+    KVF_TRY(kvf_call_pass(call, &a, KVF_PASS_ALL));
+    KVF_TRY(kvf_call_merge(call, &a));
+    return kvf_call_stamp(call, &kvf_counters_device(kv_group, call->index)->attend_ns);
 }
 
-static kvf_status enqueue_read(kvf_step *step, const kvf_decode_args *args,
+static kvf_status enqueue_read(kvf_call *call, const kvf_decode_args *args,
                                const kvf_page_lists *lists)
 {
-    kvf_csr_args csr = csr_args(step, lists);
-    KVF_TRY(kvf_step_send(step));
-    KVF_TRY(check_in_order(step, lists, &csr));
+    kvf_csr_args csr = csr_args(call, lists);
+    KVF_TRY(kvf_call_send(call));
+    KVF_TRY(check_in_order(call, lists, &csr));
     const kvf_read_args read = {.paging = csr.paging,
                                 .rows = csr.rows,
                                 .row = csr.row,
                                 .indptr = csr.indptr,
                                 .indices = csr.indices,
                                 .out = args->out};
-    return KVF_LAUNCH(step, read, read);
+    return KVF_LAUNCH(call, read, read);
 }
 
 /* A call on given lists. */
 static kvf_status use_lists(kvf_cache *cache, const kvf_decode_args *args,
                             const kvf_page_lists *lists, kvf_stream *stream,
-                            kvf_status (*enqueue)(kvf_step *step, const kvf_decode_args *args,
+                            kvf_status (*enqueue)(kvf_call *call, const kvf_decode_args *args,
                                                   const kvf_page_lists *lists))
 {
-    kvf_step step;
-    KVF_TRY(kvf_step_begin(cache, stream, &step));
-    kvf_step_at(&step, args->layer, args->sequences, args->batch);
-    kvf_step_rows(&step);
-    const kvf_status status = kvf_addressable_listed(&step, lists, find);
-    return status == KVF_OK ? kvf_step_end(&step, enqueue(&step, args, lists))
-                            : kvf_step_refuse(&step, status);
+    kvf_call call;
+    KVF_TRY(kvf_call_begin(cache, stream, &call));
+    kvf_call_at(&call, args->layer, args->sequences, args->batch);
+    kvf_call_rows(&call);
+    const kvf_status status = kvf_addressable_listed(&call, lists, find);
+    return status == KVF_OK ? kvf_call_end(&call, enqueue(&call, args, lists))
+                            : kvf_call_refuse(&call, status);
 }
 
 kvf_status kvf_lists_read(kvf_cache *cache, const kvf_decode_args *args,

@@ -7,7 +7,7 @@
  * checked.
  */
 
-#include "step.h"
+#include "call.h"
 
 /* Most pages of one list. */
 uint32_t kvf_lists_pages_max(const kvf_cache *cache);

@@ -12,13 +12,13 @@
 
 #include "addressable.h"
 #include "cache.h"
+#include "call.h"
 #include "retain.h"
 #include "select.h"
-#include "step.h"
 
 /* One call: `observe` is common to all its launches, for its whole window. */
 typedef struct scoring {
-    kvf_step *step;
+    kvf_call *call;
     const kvf_scores_args *args;
     kvf_observe_args observe;
     float *work;
@@ -85,11 +85,11 @@ static kvf_status check(kvf_cache *cache, const kvf_sequence *sequence, const kv
 /* ---- launches ---- */
 
 /* Arguments that all launches share. */
-static kvf_observe_args observe_args(const kvf_step *step, const kvf_scores_args *args)
+static kvf_observe_args observe_args(const kvf_call *call, const kvf_scores_args *args)
 {
-    const kvf_paging *p = &step->kv_group->dims.paging;
-    const kvf_row *row = step->row_host;
-    kvf_observe_args a = kvf_step_observe_args(step, 0);
+    const kvf_paging *p = &call->kv_group->dims.paging;
+    const kvf_row *row = call->row_host;
+    kvf_observe_args a = kvf_call_observe_args(call, 0);
     a.window_mean = args->window_mean;
     a.group_reduce = args->group_reduce;
     a.limit_first = args->first;
@@ -111,23 +111,23 @@ static kvf_observe_args observe_args(const kvf_step *step, const kvf_scores_args
 /* Queries of the caller as the element type has them. */
 static kvf_status round_piece(const scoring *s, uint32_t first, kvf_observe_args *piece)
 {
-    const kvf_cache *cache = s->step->cache;
+    const kvf_cache *cache = s->call->cache;
     const kvf_cache_config *c = &cache->config;
     if (!s->args->q || !kvf_has_wide_queries(c))
         return KVF_OK;
     const float *q = (const float *)s->args->q + (size_t)first * c->query_heads * c->head_dim;
     piece->q = kvf_inputs_seen(cache, q, NULL, NULL).q;
-    return kvf_inputs_round(s->step, q, NULL, NULL, piece->window);
+    return kvf_inputs_round(s->call, q, NULL, NULL, piece->window);
 }
 
 /* Scores of one head of every group, or of whole groups, into token_score. */
 static kvf_status score_member(scoring *s, uint32_t member)
 {
-    kvf_step *step = s->step;
-    kvf_kv_group *kv_group = step->kv_group;
+    kvf_call *call = s->call;
+    kvf_kv_group *kv_group = call->kv_group;
     const size_t bytes =
         (size_t)kv_group->config.kv_heads * kvf_token_stride(kv_group, 0) * sizeof(float);
-    KVF_TRY(kv_group->device->ops->fill(step->stream, s->observe.score, 0, bytes));
+    KVF_TRY(kv_group->device->ops->fill(call->stream, s->observe.score, 0, bytes));
     for (uint32_t piece = 0; piece < s->pieces; piece++) {
         const uint32_t first = piece * s->most;
         kvf_observe_args a =
@@ -137,10 +137,10 @@ static kvf_status score_member(scoring *s, uint32_t member)
         a.group_first = s->members > 1 && s->pieces > 1 ? member : 0;
         a.group_count = s->members > 1 && s->pieces > 1 ? 1 : 0;
         if (!a.is_raw && (s->pieces > 1 || member == 0))
-            KVF_TRY(KVF_LAUNCH(step, observe_stats, a));
+            KVF_TRY(KVF_LAUNCH(call, observe_stats, a));
         a.group_first = s->members > 1 ? member : 0;
         a.group_count = s->members > 1 ? 1 : 0;
-        KVF_TRY(KVF_LAUNCH(step, observe_score, a));
+        KVF_TRY(KVF_LAUNCH(call, observe_score, a));
     }
     return KVF_OK;
 }
@@ -148,7 +148,7 @@ static kvf_status score_member(scoring *s, uint32_t member)
 /* token_score of the candidates, head by head, to `out`, `stride` apart. */
 static kvf_pool_args pool_args(const scoring *s, float *out, size_t stride)
 {
-    const kvf_kv_group *kv_group = s->step->kv_group;
+    const kvf_kv_group *kv_group = s->call->kv_group;
     return (kvf_pool_args){.vectors = kv_group->config.kv_heads,
                            .stride = kvf_token_stride(kv_group, 0),
                            .count = s->args->candidates - s->args->begin,
@@ -161,11 +161,11 @@ static kvf_pool_args pool_args(const scoring *s, float *out, size_t stride)
 /* The unpooled scores of one head of every group. */
 static kvf_status put_heads(const scoring *s, uint32_t member)
 {
-    const uint32_t group = s->step->kv_group->dims.paging.group;
+    const uint32_t group = s->call->kv_group->dims.paging.group;
     const size_t count = s->args->candidates - s->args->begin;
     kvf_pool_args a = pool_args(s, s->args->heads + member * count, group * count);
     a.combine = s->args->accumulates ? KVF_COMBINE_ADD : KVF_COMBINE_SET;
-    return KVF_LAUNCH(s->step, pool, a);
+    return KVF_LAUNCH(s->call, pool, a);
 }
 
 /* Pool, and reduce into `out`, which has something already if `is_there`. */
@@ -180,7 +180,7 @@ static kvf_status combine_member(const scoring *s, float *out, bool is_there)
                                                                           : KVF_COMBINE_ADD;
     if (s->members > 1 && args->group_reduce == KVF_GROUP_MEAN_SOFTMAX)
         a.scale = 1.0f / (float)s->members;
-    return KVF_LAUNCH(s->step, pool, a);
+    return KVF_LAUNCH(s->call, pool, a);
 }
 
 /* A maximum is complete before it is added to what is there. */
@@ -190,14 +190,14 @@ static kvf_status add_work(const scoring *s)
     a.stride = a.count;
     a.in = s->work;
     a.combine = KVF_COMBINE_ADD;
-    return KVF_LAUNCH(s->step, pool, a);
+    return KVF_LAUNCH(s->call, pool, a);
 }
 
 static kvf_status enqueue(scoring *s)
 {
     const kvf_scores_args *args = s->args;
     const bool by_max = args->group_reduce == KVF_GROUP_MAX;
-    const uint32_t group = s->step->kv_group->dims.paging.group;
+    const uint32_t group = s->call->kv_group->dims.paging.group;
     s->most = kvf_observe_window_max(group);
     s->pieces = kvf_div_ceil_u32(args->window, s->most);
     s->members = group;
@@ -205,8 +205,8 @@ static kvf_status enqueue(scoring *s)
         s->members = 1;
     const bool is_apart = by_max && args->accumulates && s->members > 1;
     float *out = is_apart ? s->work : args->out;
-    KVF_TRY(kvf_step_send(s->step));
-    KVF_TRY(kvf_step_cover(s->step, &(kvf_observation){0}));
+    KVF_TRY(kvf_call_send(s->call));
+    KVF_TRY(kvf_call_cover(s->call, &(kvf_observation){0}));
     for (uint32_t m = 0; m < s->members; m++) {
         KVF_TRY(score_member(s, m));
         if (args->heads)
@@ -219,13 +219,13 @@ static kvf_status enqueue(scoring *s)
 kvf_status kvf_sequence_scores(kvf_cache *cache, kvf_sequence *sequence,
                                const kvf_scores_args *args, float *work, kvf_stream *stream)
 {
-    kvf_step step = {.cache = cache};
+    kvf_call call = {.cache = cache};
     KVF_TRY(check(cache, sequence, args));
     if (args->candidates == args->begin)
         return KVF_OK;
-    KVF_TRY(kvf_step_open(&step, args->layer, &sequence, true, stream));
-    kvf_step_rows(&step);
-    scoring s = {.step = &step, .args = args, .work = work};
-    s.observe = observe_args(&step, args);
-    return kvf_step_end(&step, enqueue(&s));
+    KVF_TRY(kvf_call_open(&call, args->layer, &sequence, true, stream));
+    kvf_call_rows(&call);
+    scoring s = {.call = &call, .args = args, .work = work};
+    s.observe = observe_args(&call, args);
+    return kvf_call_end(&call, enqueue(&s));
 }

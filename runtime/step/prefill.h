@@ -6,8 +6,8 @@
  * A chunk of a prompt, on one layer of one sequence. Arguments were checked.
  */
 
+#include "call.h"
 #include "prefill_quantized.h"
-#include "step.h"
 
 /* A chunk, of the KV group's heads and of those that stream. */
 KVF_CHECKED kvf_status kvf_layer_prefill(kvf_cache *cache, const kvf_prefill_args *args,

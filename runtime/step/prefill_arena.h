@@ -12,29 +12,29 @@
  * the pool. A chunk attends with first == 0. Whoever leaves has waited for its write-back.
  */
 
-#include "step.h"
+#include "call.h"
 
 /* The arena belongs to this layer from now on; the page tables of the owner before it go to the
  * pool. Call it before the bookkeeping of new blocks: `sealed` blocks lie in the pool. */
-KVF_CHECKED kvf_status kvf_arena_take(kvf_step *step, kvf_layer *layer, uint32_t sealed);
+KVF_CHECKED kvf_status kvf_arena_take(kvf_call *call, kvf_layer *layer, uint32_t sealed);
 /* The owner's blocks below `first` come to the arena: from their slots, or over the link, once for
  * however many queries look at them. */
-KVF_CHECKED kvf_status kvf_arena_fill(kvf_step *step);
+KVF_CHECKED kvf_status kvf_arena_fill(kvf_call *call);
 /* The layer, if it is the owner, has only `sealed` blocks left. Blocks after them may be written
- * on the step's stream. */
-KVF_CHECKED kvf_status kvf_arena_shorten(kvf_step *step, const kvf_layer *layer, uint32_t sealed);
+ * on the call's stream. */
+KVF_CHECKED kvf_status kvf_arena_shorten(kvf_call *call, const kvf_layer *layer, uint32_t sealed);
 /* The blocks that this call of the owner seals: the page tables will name the arena for them.
- * Before kvf_step_send. */
-void kvf_arena_place(kvf_step *step);
+ * Before kvf_call_send. */
+void kvf_arena_place(kvf_call *call);
 /* After they are complete: on their way to the pool. */
-KVF_CHECKED kvf_status kvf_arena_write_back(kvf_step *step);
+KVF_CHECKED kvf_status kvf_arena_write_back(kvf_call *call);
 /* The owner leaves if it is a row of the step. */
-KVF_CHECKED kvf_status kvf_arena_leave_rows(kvf_step *step);
+KVF_CHECKED kvf_status kvf_arena_leave_rows(kvf_call *call);
 /* The owner leaves if it is a layer of this sequence. */
-KVF_CHECKED kvf_status kvf_arena_leave_sequence(kvf_step *step, const kvf_sequence *sequence);
+KVF_CHECKED kvf_status kvf_arena_leave_sequence(kvf_call *call, const kvf_sequence *sequence);
 /* Whoever it is leaves, and no write-back is left in flight: the pool of the KV group may be
- * written on the step's stream. */
-KVF_CHECKED kvf_status kvf_arena_settle(kvf_step *step, kvf_kv_group *kv_group);
+ * written on the call's stream. */
+KVF_CHECKED kvf_status kvf_arena_settle(kvf_call *call, kvf_kv_group *kv_group);
 /* The host waits if this block is still on its way. */
 void kvf_arena_wait_block(const kvf_layer *layer, uint32_t block);
 

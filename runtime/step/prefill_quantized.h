@@ -9,11 +9,11 @@
  * is appended as they are quantized, and the others and the sink exactly. So chunks change nothing.
  */
 
-#include "step.h"
+#include "call.h"
 
 /* Append a chunk whose first token is number `base`, seal what leaves the window, and attend,
  * unless the chunk has no queries. */
-KVF_CHECKED kvf_status kvf_prefill_quantized(kvf_step *step, const kvf_prefill_args *args,
+KVF_CHECKED kvf_status kvf_prefill_quantized(kvf_call *call, const kvf_prefill_args *args,
                                              uint32_t base);
 
 /* Where tokens that are kept were quantized, in device memory; see carry in move_args.h. */
@@ -25,7 +25,7 @@ typedef struct kvf_carried {
 } kvf_carried;
 /* Append kept tokens of the layer once more: the chunk has them in full precision, without queries.
  * Quantized tokens move as they are, where their page is sealed again. */
-KVF_CHECKED kvf_status kvf_carry_quantized(kvf_step *step, const kvf_prefill_args *args,
+KVF_CHECKED kvf_status kvf_carry_quantized(kvf_call *call, const kvf_prefill_args *args,
                                            uint32_t base, const kvf_carried *carried);
 
 #endif

@@ -47,12 +47,12 @@ void kvf_recording_close(kvf_recording *recording)
     kvf_cache_release(cache);
 }
 
-/* A frame of its own for one call; dry if `host` is NULL. */
-static kvf_step call_step(kvf_recording *r, uint32_t call, kvf_frame *frame, char *host)
+/* A frame of its own for one index; dry if `host` is NULL. */
+static kvf_call call_at(kvf_recording *r, uint32_t index, kvf_frame *frame, char *host)
 {
     *frame = (kvf_frame){.host.base = host,
-                         .device = r->device ? r->device + call * r->call_bytes : NULL};
-    return (kvf_step){.cache = r->cache,
+                         .device = r->device ? r->device + index * r->call_bytes : NULL};
+    return (kvf_call){.cache = r->cache,
                       .stream = r->stream,
                       .frame = frame,
                       .rows = r->batch,
@@ -66,9 +66,9 @@ static kvf_step call_step(kvf_recording *r, uint32_t call, kvf_frame *frame, cha
 static size_t measure(kvf_recording *r, kvf_kv_group *kv_group)
 {
     kvf_frame frame;
-    kvf_step step = call_step(r, 0, &frame, NULL);
-    step.kv_group = kv_group;
-    kvf_pages_take(&step);
+    kvf_call call = call_at(r, 0, &frame, NULL);
+    call.kv_group = kv_group;
+    kvf_pages_take(&call);
     return frame.host.bytes + kvf_streaming_frame_bytes(r->cache, r->batch, false);
 }
 
@@ -200,13 +200,13 @@ static uint32_t turn_of(const kvf_recording *r)
     return (uint32_t)(r->replays % KVF_REPLAYS);
 }
 
-/* The step of a call of the next replay, with its piece of the next frame. */
-static kvf_step next_step(kvf_recording *r, uint32_t call, kvf_frame *frame)
+/* The step of a index of the next replay, with its piece of the next frame. */
+static kvf_call next_call(kvf_recording *r, uint32_t index, kvf_frame *frame)
 {
-    const size_t calls = (size_t)turn_of(r) * r->cache->config.layers + call;
-    kvf_step step = call_step(r, call, frame, r->ring.arenas[0].host + calls * r->call_bytes);
-    kvf_step_at(&step, r->calls[call].layer, r->sequences, r->batch);
-    return step;
+    const size_t calls = (size_t)turn_of(r) * r->cache->config.layers + index;
+    kvf_call call = call_at(r, index, frame, r->ring.arenas[0].host + calls * r->call_bytes);
+    kvf_call_at(&call, r->calls[index].layer, r->sequences, r->batch);
+    return call;
 }
 
 static kvf_status record_call(kvf_recording *r, const kvf_decode_args *args, kvf_stream *stream)
@@ -217,11 +217,11 @@ static kvf_status record_call(kvf_recording *r, const kvf_decode_args *args, kvf
     r->calls[r->count] = *args;
     r->calls[r->count].sequences = r->sequences;
     kvf_frame frame;
-    kvf_step step = next_step(r, r->count++, &frame);
-    kvf_pages_take(&step);
-    const kvf_heads_call call = kvf_heads_take_step(&step, args);
+    kvf_call call = next_call(r, r->count++, &frame);
+    kvf_pages_take(&call);
+    const kvf_heads_work work = kvf_heads_take_step(&call, args);
     KVF_ASSERT(frame.host.bytes <= r->call_bytes);
-    return kvf_decode_enqueue(&call, args, &none);
+    return kvf_decode_enqueue(&work, args, &none);
 }
 
 kvf_status kvf_recording_decode(kvf_recording *r, const kvf_decode_args *args, kvf_stream *stream)
@@ -390,9 +390,9 @@ static const void *seal_seen(const kvf_recording *r, const seal_frame *seal, con
     return r->seal_device + ((const char *)at - (const char *)seal->rows);
 }
 
-static void note_sealed(kvf_recording *r, const kvf_step *step, kvf_layer *layer)
+static void note_sealed(kvf_recording *r, const kvf_call *call, kvf_layer *layer)
 {
-    kvf_kv_group *kv_group = step->kv_group;
+    kvf_kv_group *kv_group = call->kv_group;
     uint32_t *const sealing = &r->sealing[kv_group - r->cache->kv_groups];
     if (layer->extent.sealed == layer->extent.sealed_before)
         return;
@@ -400,7 +400,7 @@ static void note_sealed(kvf_recording *r, const kvf_step *step, kvf_layer *layer
     const seal_frame seal = seal_frame_of(r, kv_group);
     const uint32_t n = seal.first + *sealing;
     const kvf_block block = layer->blocks[layer->extent.sealed_before];
-    seal.rows[n] = kvf_step_row(kv_group, layer);
+    seal.rows[n] = kvf_call_row(kv_group, layer);
     seal.rows[n].sealed_before = layer->extent.sealed_before;
     seal.rows[n].job_first = *sealing % seal.most;
     seal.rows[n].pool = (void *const *)seal_seen(r, &seal, &seal.pool[n]);
@@ -409,28 +409,28 @@ static void note_sealed(kvf_recording *r, const kvf_step *step, kvf_layer *layer
     seal.pool[n] = kvf_page_pool_device(&kv_group->pool, block);
     seal.block_of[n] = block.index;
     ++*sealing;
-    r->cache->counters[step->layer].bytes_to_host += kvf_stored_block_bytes(&kv_group->dims.paging);
+    r->cache->counters[call->layer].bytes_to_host += kvf_stored_block_bytes(&kv_group->dims.paging);
     kvf_extent_begin(&layer->extent);
     if (kvf_quantizes_pages(kv_group))
         kvf_cut_spare(&layer->cut, layer->extent.sealed);
 }
 
-/* Bookkeeping of one recorded call, and its piece of the frame. */
-static void note_call(kvf_recording *r, uint32_t call)
+/* Bookkeeping of one recorded index, and its piece of the frame. */
+static void note_call(kvf_recording *r, uint32_t index)
 {
     kvf_frame frame;
     kvf_due due;
-    kvf_step step = next_step(r, call, &frame);
-    for (uint32_t b = 0; step.kv_group && b < r->batch; b++) {
-        const kvf_status status = kvf_append_acquire(step.states[b], 1);
+    kvf_call call = next_call(r, index, &frame);
+    for (uint32_t b = 0; call.kv_group && b < r->batch; b++) {
+        const kvf_status status = kvf_append_acquire(call.states[b], 1);
         KVF_ASSERT(status == KVF_OK); /* full_kv_group */
     }
-    kvf_decode_note(&step, &r->calls[call], &due);
+    kvf_decode_note(&call, &r->calls[index], &due);
     KVF_ASSERT(due.refreshes == 0 && due.verifies == 0); /* is_plain */
-    for (uint32_t b = 0; step.kv_group && b < r->batch; b++)
-        note_sealed(r, &step, step.states[b]);
-    kvf_pages_take(&step);
-    (void)kvf_heads_take_step(&step, &r->calls[call]);
+    for (uint32_t b = 0; call.kv_group && b < r->batch; b++)
+        note_sealed(r, &call, call.states[b]);
+    kvf_pages_take(&call);
+    (void)kvf_heads_take_step(&call, &r->calls[index]);
 }
 
 static void note(kvf_recording *r)
@@ -450,12 +450,12 @@ static kvf_status prepare_stream(kvf_recording *r, kvf_stream *stream)
 {
     kvf_cache *cache = r->cache;
     kvf_frame none = {0};
-    kvf_step step = call_step(r, 0, &none, NULL);
-    step.stream = stream;
+    kvf_call call = call_at(r, 0, &none, NULL);
+    call.stream = stream;
     if (cache->order.last_done && cache->order.last_stream != stream)
         KVF_TRY(cache->device->ops->stream_wait_event(stream, cache->order.last_done));
     for (uint32_t b = 0; b < r->batch; b++)
-        KVF_TRY(kvf_arena_leave_sequence(&step, r->sequences[b]));
+        KVF_TRY(kvf_arena_leave_sequence(&call, r->sequences[b]));
     return KVF_OK;
 }
 
@@ -465,15 +465,15 @@ static kvf_status seal_kv_group(kvf_recording *r, kvf_kv_group *kv_group, kvf_st
     const uint32_t sealing = r->sealing[kv_group - r->cache->kv_groups];
     for (uint32_t done = 0; done < sealing; done += seal.most) {
         const uint32_t count = kvf_min_u32(seal.most, sealing - done);
-        kvf_step step = {.cache = r->cache,
+        kvf_call call = {.cache = r->cache,
                          .kv_group = kv_group,
                          .stream = stream,
                          .rows = count,
                          .row = (kvf_row *)(void *)r->seal_device + seal.first + done,
                          .sealed_blocks = count,
                          .is_recorded = 1};
-        KVF_TRY(kvf_step_seal(&step));
-        KVF_TRY(kvf_step_publish(&step));
+        KVF_TRY(kvf_call_seal(&call));
+        KVF_TRY(kvf_call_publish(&call));
     }
     return KVF_OK;
 }

@@ -19,36 +19,36 @@
 
 /* A step that refreshes the static set of every row; page lists, scores and seeds take less of it.
  * */
-static void take_decode(kvf_step *step)
+static void take_decode(kvf_call *call)
 {
-    kvf_pages_take(step);
-    if (step->kv_group)
-        kvf_step_rows_after(step);
-    step->frame->host.bytes += kvf_streaming_frame_bytes(step->cache, step->rows, false);
+    kvf_pages_take(call);
+    if (call->kv_group)
+        kvf_call_rows_after(call);
+    call->frame->host.bytes += kvf_streaming_frame_bytes(call->cache, call->rows, false);
 }
 
-static void take_chunk(kvf_step *step)
+static void take_chunk(kvf_call *call)
 {
-    if (step->kv_group)
-        kvf_step_rows(step);
-    if (step->kv_group && step->kv_group->dims.arena_blocks)
-        kvf_arena_place(step);
-    step->frame->host.bytes += kvf_streaming_frame_bytes(step->cache, 1, true);
+    if (call->kv_group)
+        kvf_call_rows(call);
+    if (call->kv_group && call->kv_group->dims.arena_blocks)
+        kvf_arena_place(call);
+    call->frame->host.bytes += kvf_streaming_frame_bytes(call->cache, 1, true);
 }
 
-static void take_keep(kvf_step *step)
+static void take_keep(kvf_call *call)
 {
-    if (step->kv_group)
-        kvf_keep_take(step);
+    if (call->kv_group)
+        kvf_keep_take(call);
 }
 
 /* Rows of all layers, KV group by KV group. */
-static void take_fork(kvf_step *step)
+static void take_fork(kvf_call *call)
 {
-    const kvf_cache *cache = step->cache;
+    const kvf_cache *cache = call->cache;
     for (uint32_t i = 0; i < cache->kv_group_count; i++) {
-        step->rows = cache->kv_groups[i].config.layers;
-        kvf_fork_take(step);
+        call->rows = cache->kv_groups[i].config.layers;
+        kvf_fork_take(call);
     }
 }
 
@@ -57,7 +57,7 @@ static size_t measure(kvf_cache *cache, kvf_kv_group *kv_group)
 {
     const uint32_t sequences = cache->config.sequences_max;
     const struct {
-        void (*take)(kvf_step *step);
+        void (*take)(kvf_call *call);
         uint32_t rows, sealed_blocks;
     } calls[] = {
         {take_decode, kvf_rows_max(&cache->config), sequences},
@@ -68,12 +68,12 @@ static size_t measure(kvf_cache *cache, kvf_kv_group *kv_group)
     size_t most = 0;
     for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
         kvf_frame frame = {0};
-        kvf_step step = {.cache = cache,
+        kvf_call call = {.cache = cache,
                          .kv_group = kv_group,
                          .frame = &frame,
                          .rows = calls[i].rows,
                          .sealed_blocks = calls[i].sealed_blocks};
-        calls[i].take(&step);
+        calls[i].take(&call);
         most = frame.host.bytes > most ? frame.host.bytes : most;
     }
     return most;

@@ -12,8 +12,8 @@
  * being recorded.
  */
 
+#include "call.h"
 #include "kvferry/prune.h"
-#include "step.h"
 
 /* How much queries look at the tokens of a layer (observe, then pool, then reduce the group). */
 typedef struct kvf_scores_args {
@@ -57,7 +57,7 @@ KVF_CHECKED kvf_status kvf_sequence_seed(kvf_cache *cache, kvf_sequence *sequenc
  * The position of an index is the highest over KV heads. Waits for the stream until the ids are
  * read. KVF_FULL, which changes nothing, only where pages are shared with a fork. */
 size_t kvf_keep_work_bytes(const kvf_cache *cache);
-void kvf_keep_take(kvf_step *step); /* what it has in its frame */
+void kvf_keep_take(kvf_call *call); /* what it has in its frame */
 KVF_CHECKED kvf_status kvf_sequence_keep(kvf_cache *cache, kvf_sequence *sequence, uint32_t layer,
                                          const uint32_t *ids, uint32_t count, void *work,
                                          kvf_stream *stream);
@@ -71,7 +71,7 @@ KVF_CHECKED kvf_status kvf_fork(kvf_cache *cache, kvf_sequence *parent, kvf_stre
                                 kvf_sequence **out);
 
 /* Arrays of a fork in its frame: a row per layer. */
-void kvf_fork_take(kvf_step *step);
+void kvf_fork_take(kvf_call *call);
 
 /*
  * Cutting the newest tokens off a sequence of a cache without streaming heads.

@@ -15,26 +15,26 @@
 #include "static_set.h"
 
 /* Scores [kv_heads, length] into token_score, whose stride is longer. */
-static kvf_status put_scores(kvf_step *step, const float *scores)
+static kvf_status put_scores(kvf_call *call, const float *scores)
 {
-    const kvf_kv_group *kv_group = step->kv_group;
+    const kvf_kv_group *kv_group = call->kv_group;
     const kvf_pool_args args = {.vectors = kv_group->config.kv_heads,
-                                .stride = step->row_host->length,
-                                .count = step->row_host->length,
+                                .stride = call->row_host->length,
+                                .count = call->row_host->length,
                                 .width = 1,
                                 .out_stride = kvf_token_stride(kv_group, 0),
                                 .in = scores,
                                 .out = kv_group->tables.tokens.score};
-    return KVF_LAUNCH(step, pool, args);
+    return KVF_LAUNCH(call, pool, args);
 }
 
-static kvf_status enqueue(kvf_step *step, const float *scores)
+static kvf_status enqueue(kvf_call *call, const float *scores)
 {
-    kvf_kv_group *kv_group = step->kv_group;
-    KVF_TRY(kvf_step_send(step));
-    KVF_TRY(kvf_step_stamp(step, NULL));
-    KVF_TRY(kvf_static_seed(step, 0, scores, put_scores));
-    return kvf_step_stamp(step, &kvf_counters_device(kv_group, step->index)->refresh_ns);
+    kvf_kv_group *kv_group = call->kv_group;
+    KVF_TRY(kvf_call_send(call));
+    KVF_TRY(kvf_call_stamp(call, NULL));
+    KVF_TRY(kvf_static_seed(call, 0, scores, put_scores));
+    return kvf_call_stamp(call, &kvf_counters_device(kv_group, call->index)->refresh_ns);
 }
 
 kvf_status kvf_sequence_seed(kvf_cache *cache, kvf_sequence *sequence, uint32_t layer,
@@ -48,12 +48,12 @@ kvf_status kvf_sequence_seed(kvf_cache *cache, kvf_sequence *sequence, uint32_t 
     if (state->kv_group->dims.static_tokens == 0)
         return KVF_OK;
     if (state->extent.sealed > 0) {
-        kvf_step step = {.cache = cache};
-        KVF_TRY(kvf_step_open(&step, layer, &sequence, true, stream));
+        kvf_call call = {.cache = cache};
+        KVF_TRY(kvf_call_open(&call, layer, &sequence, true, stream));
         kvf_refresh_seed(&state->refresh);
-        kvf_step_rows(&step);
-        kvf_step_rows_after(&step);
-        KVF_TRY(kvf_step_end(&step, enqueue(&step, scores)));
+        kvf_call_rows(&call);
+        kvf_call_rows_after(&call);
+        KVF_TRY(kvf_call_end(&call, enqueue(&call, scores)));
     }
     kvf_refresh_seeded(&state->refresh);
     return KVF_OK;

@@ -19,7 +19,7 @@
 #include "static_set.h"
 
 /* Tokens of one sequence may be in one step: nothing that belongs to a sequence has to be in order
- * token by token, but its slots (see kvf_step_turn). */
+ * token by token, but its slots (see kvf_call_turn). */
 static bool can_share(const kvf_cache *cache, uint32_t layer)
 {
     const kvf_kv_group *kv_group = cache->layer_groups[layer].kv_group;

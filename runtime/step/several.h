@@ -6,7 +6,7 @@
  * Calls with several tokens of a sequence: which of them make one step.
  */
 
-#include "step.h"
+#include "call.h"
 
 /* Tokens of the call, one row each. KVF_FULL: the pool lacks blocks for all of them. */
 KVF_CHECKED kvf_status kvf_several_begin(kvf_cache *cache, const kvf_decode_args *args,

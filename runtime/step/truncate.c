@@ -19,8 +19,8 @@
 
 #include "addressable.h"
 #include "cache.h"
+#include "call.h"
 #include "prefill_arena.h"
-#include "step.h"
 
 /* Tokens of a layer that stay, at positions below `tokens`: positions ascend. */
 static uint32_t length_after(const kvf_layer *layer, uint32_t tokens)
@@ -80,17 +80,17 @@ static void cut_layer(kvf_sequence *sequence, uint32_t index, uint32_t length)
 /* ---- on the device ---- */
 
 /* Blocks that are in the window again, from the pool. */
-static kvf_status bring_window(kvf_step *step, const kvf_layer *layer)
+static kvf_status bring_window(kvf_call *call, const kvf_layer *layer)
 {
-    kvf_kv_group *kv_group = step->kv_group;
+    kvf_kv_group *kv_group = call->kv_group;
     const kvf_paging *p = &kv_group->dims.paging;
-    const kvf_row *row = &step->row_host[layer->index];
+    const kvf_row *row = &call->row_host[layer->index];
     const uint32_t before = layer->extent.sealed_before;
     const uint32_t end = kvf_min_u32(before, kvf_row_blocks(p, row));
     if (row->sealed < before)
-        KVF_TRY(kvf_arena_shorten(step, layer, row->sealed));
+        KVF_TRY(kvf_arena_shorten(call, layer, row->sealed));
     for (uint32_t b = row->sealed; b < end && !kvf_quantizes_pages(kv_group); b++)
-        KVF_TRY(kv_group->device->ops->copy(step->stream, kvf_row_ring_block(p, row, b),
+        KVF_TRY(kv_group->device->ops->copy(call->stream, kvf_row_ring_block(p, row, b),
                                             kvf_page_pool_device(&kv_group->pool, layer->blocks[b]),
                                             kvf_block_bytes(p)));
     return KVF_OK;
@@ -98,11 +98,11 @@ static kvf_status bring_window(kvf_step *step, const kvf_layer *layer)
 
 /* The same of quantized pages: the newest block that was sealed comes back as it was, the others
  * dequantized. Rows are on the device. */
-static kvf_status dequantize_window(kvf_step *step, kvf_layer *layer)
+static kvf_status dequantize_window(kvf_call *call, kvf_layer *layer)
 {
-    const kvf_kv_group *kv_group = step->kv_group;
+    const kvf_kv_group *kv_group = call->kv_group;
     const kvf_paging *p = &kv_group->dims.paging;
-    const kvf_row *row = &step->row_host[layer->index];
+    const kvf_row *row = &call->row_host[layer->index];
     const uint32_t end = kvf_min_u32(layer->extent.sealed_before, kvf_row_blocks(p, row));
     for (uint32_t b = row->sealed; b < end; b++) {
         const kvf_dequantize_args dequantize = {
@@ -110,30 +110,30 @@ static kvf_status dequantize_window(kvf_step *step, kvf_layer *layer)
             .first = b,
             .count = 1,
             .block = kvf_page_pool_device(&kv_group->pool, layer->blocks[b]),
-            .row = step->row + layer->index};
+            .row = call->row + layer->index};
         KVF_TRY(b + 1 == layer->cut.spare
-                    ? kv_group->device->ops->copy(step->stream, kvf_row_ring_block(p, row, b),
+                    ? kv_group->device->ops->copy(call->stream, kvf_row_ring_block(p, row, b),
                                                   kvf_row_spare(p, row), kvf_block_bytes(p))
-                    : KVF_LAUNCH(step, dequantize, dequantize));
+                    : KVF_LAUNCH(call, dequantize, dequantize));
     }
     kvf_cut_to(&layer->cut, row->sealed);
     return KVF_OK;
 }
 
-static kvf_status drop(kvf_step *step, uint32_t sets)
+static kvf_status drop(kvf_call *call, uint32_t sets)
 {
     const kvf_drop_args args = {
-        .paging = step->kv_group->dims.paging, .rows = step->rows, .sets = sets, .row = step->row};
-    return KVF_LAUNCH(step, drop, args);
+        .paging = call->kv_group->dims.paging, .rows = call->rows, .sets = sets, .row = call->row};
+    return KVF_LAUNCH(call, drop, args);
 }
 
 /* Every layer of the KV group is cut on the host as its rows are made. */
-static kvf_status enqueue_cut(kvf_step *step, kvf_sequence *sequence, uint32_t tokens)
+static kvf_status enqueue_cut(kvf_call *call, kvf_sequence *sequence, uint32_t tokens)
 {
-    kvf_kv_group *kv_group = step->kv_group;
-    step->rows = kv_group->config.layers;
-    kvf_fork_take(step);
-    for (uint32_t i = 0; i < step->cache->config.layers; i++) {
+    kvf_kv_group *kv_group = call->kv_group;
+    call->rows = kv_group->config.layers;
+    kvf_fork_take(call);
+    for (uint32_t i = 0; i < call->cache->config.layers; i++) {
         kvf_layer *layer = &sequence->layers[i];
         const uint32_t length = length_after(layer, tokens);
         if (layer->kv_group != kv_group)
@@ -141,18 +141,18 @@ static kvf_status enqueue_cut(kvf_step *step, kvf_sequence *sequence, uint32_t t
         kvf_extent_begin(&layer->extent);
         if (length && length < layer->extent.length)
             cut_layer(sequence, i, length);
-        step->row_host[layer->index] = kvf_step_row(kv_group, layer);
-        KVF_TRY(bring_window(step, layer));
+        call->row_host[layer->index] = kvf_call_row(kv_group, layer);
+        KVF_TRY(bring_window(call, layer));
     }
     /* Tokens that are not sealed lie in the ring: sealed_before == sealed. */
     const kvf_table_args table = {
-        .paging = kv_group->dims.paging, .rows = step->rows, .row = step->row};
-    KVF_TRY(kvf_step_send(step));
-    for (uint32_t i = 0; kvf_quantizes_pages(kv_group) && i < step->cache->config.layers; i++)
+        .paging = kv_group->dims.paging, .rows = call->rows, .row = call->row};
+    KVF_TRY(kvf_call_send(call));
+    for (uint32_t i = 0; kvf_quantizes_pages(kv_group) && i < call->cache->config.layers; i++)
         if (sequence->layers[i].kv_group == kv_group)
-            KVF_TRY(dequantize_window(step, &sequence->layers[i]));
-    KVF_TRY(KVF_LAUNCH(step, table, table));
-    return drop(step, 0);
+            KVF_TRY(dequantize_window(call, &sequence->layers[i]));
+    KVF_TRY(KVF_LAUNCH(call, table, table));
+    return drop(call, 0);
 }
 
 /* Blocks that come back to the window, of all layers, into memory. */
@@ -176,27 +176,27 @@ static kvf_status bring_blocks(const kvf_kv_group *kv_group, const kvf_sequence 
 static kvf_status cut_on_device(kvf_kv_group *kv_group, kvf_sequence *sequence, uint32_t tokens,
                                 kvf_stream *stream)
 {
-    kvf_step step;
-    KVF_TRY(kvf_step_begin(sequence->cache, stream, &step));
-    step.kv_group = kv_group;
-    return kvf_step_end(&step, enqueue_cut(&step, sequence, tokens));
+    kvf_call call;
+    KVF_TRY(kvf_call_begin(sequence->cache, stream, &call));
+    call.kv_group = kv_group;
+    return kvf_call_end(&call, enqueue_cut(&call, sequence, tokens));
 }
 
-static kvf_status enqueue_dissolve(kvf_step *step)
+static kvf_status enqueue_dissolve(kvf_call *call)
 {
-    kvf_fork_take(step);
-    step->row_host[0] = kvf_step_row(step->kv_group, step->states[0]);
-    KVF_TRY(kvf_step_send(step));
-    return drop(step, 1);
+    kvf_fork_take(call);
+    call->row_host[0] = kvf_call_row(call->kv_group, call->states[0]);
+    KVF_TRY(kvf_call_send(call));
+    return drop(call, 1);
 }
 
 static kvf_status dissolve(kvf_sequence *sequence, uint32_t index, kvf_stream *stream)
 {
     kvf_layer *layer = &sequence->layers[index];
-    kvf_step step;
-    KVF_TRY(kvf_step_begin(sequence->cache, stream, &step));
-    kvf_step_at(&step, index, &sequence, 1);
-    KVF_TRY(kvf_step_end(&step, enqueue_dissolve(&step)));
+    kvf_call call;
+    KVF_TRY(kvf_call_begin(sequence->cache, stream, &call));
+    kvf_call_at(&call, index, &sequence, 1);
+    KVF_TRY(kvf_call_end(&call, enqueue_dissolve(&call)));
     kvf_refresh_dissolve(&layer->refresh);
     return KVF_OK;
 }

@@ -14,7 +14,7 @@
 #include "retain.h"
 
 typedef struct undoing {
-    kvf_step *step;
+    kvf_call *call;
     const kvf_decode_args *args;
     uint32_t index;        /* of the sequence in the call */
     const kvf_layer *from; /* as it was before the call */
@@ -30,7 +30,7 @@ static uint32_t tokens_of(const kvf_decode_args *args, uint32_t b)
 
 static const kvf_undo_tables *kept_of(const undoing *u)
 {
-    return &u->step->kv_group->tables.undo;
+    return &u->call->kv_group->tables.undo;
 }
 
 /* Bytes at `at`; their copy is piece `index` of those at `kept`. */
@@ -38,14 +38,14 @@ static void piece(undoing *u, void *at, void *kept, size_t index, size_t bytes)
 {
     char *copy = (char *)kept + index * bytes;
     if (u->status == KVF_OK && bytes)
-        u->status = u->step->kv_group->device->ops->copy(u->step->stream, u->back ? at : copy,
+        u->status = u->call->kv_group->device->ops->copy(u->call->stream, u->back ? at : copy,
                                                          u->back ? copy : at, bytes);
 }
 
 /* Queries that those of new tokens take the place of. */
 static void queries(undoing *u, uint32_t tokens)
 {
-    const kvf_kv_group *kv_group = u->step->kv_group;
+    const kvf_kv_group *kv_group = u->call->kv_group;
     const kvf_paging *p = &kv_group->dims.paging;
     const size_t bytes = (size_t)p->kv_heads * p->group * kvf_key_bytes(&p->shape);
     const uint32_t most = kvf_undo_queries(kv_group);
@@ -57,7 +57,7 @@ static void queries(undoing *u, uint32_t tokens)
 /* Blocks that the call seals, as the ring has them, and the spare one. */
 static void blocks(undoing *u, uint32_t tokens)
 {
-    const kvf_kv_group *kv_group = u->step->kv_group;
+    const kvf_kv_group *kv_group = u->call->kv_group;
     const kvf_paging *p = &kv_group->dims.paging;
     const uint32_t most = kvf_undo_blocks(kv_group), there = kvf_row_blocks(p, &u->row);
     const uint32_t sealed = kvf_sealed_blocks(kv_group, u->from->extent.length + tokens);
@@ -72,7 +72,7 @@ static void blocks(undoing *u, uint32_t tokens)
 /* The static set. A refresh leaves the store in force as it was, and a second one does not. */
 static void static_set(undoing *u, uint32_t tokens)
 {
-    const kvf_kv_group *kv_group = u->step->kv_group;
+    const kvf_kv_group *kv_group = u->call->kv_group;
     const kvf_paging *p = &kv_group->dims.paging;
     const kvf_undo_tables *t = kept_of(u);
     const uint32_t interval = kv_group->config.refresh_interval;
@@ -95,7 +95,7 @@ static void static_set(undoing *u, uint32_t tokens)
 
 static void recent_choices(undoing *u)
 {
-    const kvf_paging *p = &u->step->kv_group->dims.paging;
+    const kvf_paging *p = &u->call->kv_group->dims.paging;
     const size_t first = (size_t)u->index * p->kv_heads * p->pages_max;
     const size_t bytes = kvf_row_sealed_pages(p, &u->row) * sizeof *u->row.chosen_at;
     for (uint32_t h = 0; u->row.chosen_at && h < p->kv_heads; h++)
@@ -104,16 +104,16 @@ static void recent_choices(undoing *u)
 }
 
 /* Every piece of every row, and counters that kernels keep, to where copies are kept or `back`. */
-static kvf_status copy_pieces(kvf_step *step, const kvf_decode_args *args, bool back)
+static kvf_status copy_pieces(kvf_call *call, const kvf_decode_args *args, bool back)
 {
-    kvf_kv_group *kv_group = step->kv_group;
-    undoing u = {.step = step, .args = args, .back = back};
-    piece(&u, kvf_counters_device(kv_group, step->index), kv_group->tables.undo.counters, 0,
+    kvf_kv_group *kv_group = call->kv_group;
+    undoing u = {.call = call, .args = args, .back = back};
+    piece(&u, kvf_counters_device(kv_group, call->index), kv_group->tables.undo.counters, 0,
           sizeof(kvf_layer_counters));
     for (; u.index < args->batch; u.index++) {
         const uint32_t tokens = tokens_of(args, u.index);
-        u.from = &step->cache->undo.layers[u.index];
-        u.row = kvf_step_row(kv_group, u.from);
+        u.from = &call->cache->undo.layers[u.index];
+        u.row = kvf_call_row(kv_group, u.from);
         if (tokens == 0)
             continue;
         piece(&u, u.row.fault, kv_group->tables.undo.faults, u.index, sizeof *u.row.fault);
@@ -171,38 +171,38 @@ static void put_counts_back(kvf_cache *cache, const kvf_decode_args *args)
 
 kvf_status kvf_undo_keep(kvf_cache *cache, const kvf_decode_args *args, kvf_stream *stream)
 {
-    kvf_step step;
-    if (!kvf_step_may_fail(cache, args->layer))
+    kvf_call call;
+    if (!kvf_call_may_fail(cache, args->layer))
         return KVF_OK;
-    KVF_TRY(kvf_step_begin(cache, stream, &step));
-    kvf_step_at(&step, args->layer, args->sequences, args->batch);
+    KVF_TRY(kvf_call_begin(cache, stream, &call));
+    kvf_call_at(&call, args->layer, args->sequences, args->batch);
     keep_counts(cache, args);
-    return kvf_step_end(&step, copy_pieces(&step, args, false));
+    return kvf_call_end(&call, copy_pieces(&call, args, false));
 }
 
 /* Tokens that are not sealed lie in the ring again: sealed_before == sealed. */
-static kvf_status enqueue_back(kvf_step *step, const kvf_decode_args *args)
+static kvf_status enqueue_back(kvf_call *call, const kvf_decode_args *args)
 {
-    const kvf_kv_group *kv_group = step->kv_group;
-    kvf_fork_take(step);
-    for (uint32_t b = 0; b < step->rows; b++)
-        step->row_host[b] = kvf_step_row(kv_group, step->states[b]);
+    const kvf_kv_group *kv_group = call->kv_group;
+    kvf_fork_take(call);
+    for (uint32_t b = 0; b < call->rows; b++)
+        call->row_host[b] = kvf_call_row(kv_group, call->states[b]);
     const kvf_table_args table = {
-        .paging = kv_group->dims.paging, .rows = step->rows, .row = step->row};
-    KVF_TRY(kvf_step_send(step));
-    KVF_TRY(copy_pieces(step, args, true));
-    return KVF_LAUNCH(step, table, table);
+        .paging = kv_group->dims.paging, .rows = call->rows, .row = call->row};
+    KVF_TRY(kvf_call_send(call));
+    KVF_TRY(copy_pieces(call, args, true));
+    return KVF_LAUNCH(call, table, table);
 }
 
 kvf_status kvf_undo_unless_ok(kvf_cache *cache, const kvf_decode_args *args, kvf_stream *stream,
                               kvf_status status)
 {
-    kvf_step step;
-    if (status == KVF_OK || cache->broken != KVF_OK || !kvf_step_may_fail(cache, args->layer))
+    kvf_call call;
+    if (status == KVF_OK || cache->broken != KVF_OK || !kvf_call_may_fail(cache, args->layer))
         return status;
-    KVF_TRY(kvf_step_begin(cache, stream, &step));
-    kvf_step_at(&step, args->layer, args->sequences, args->batch);
+    KVF_TRY(kvf_call_begin(cache, stream, &call));
+    kvf_call_at(&call, args->layer, args->sequences, args->batch);
     put_counts_back(cache, args);
-    KVF_TRY(kvf_step_end(&step, enqueue_back(&step, args)));
+    KVF_TRY(kvf_call_end(&call, enqueue_back(&call, args)));
     return status;
 }

@@ -14,7 +14,7 @@
  * neither are figures of transfers and of reads.
  */
 
-#include "step.h"
+#include "call.h"
 
 /* Keep what the call may change; args->k NULL: it counts, and changes nothing else. Arguments were
  * checked. Does nothing where no read can fail. */

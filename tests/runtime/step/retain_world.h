@@ -11,8 +11,8 @@
 #include "harness.h"
 
 #include "cache.h"
+#include "call.h"
 #include "retain.h"
-#include "step.h"
 
 /* `arena`: 0 = the device's choice, 1 = with a prefill arena, 2 = without. */
 static inline void open_world(test_world *w, const kvf_cache_config *cc, uint32_t arena)

@@ -11,9 +11,9 @@
 
 #include <string.h>
 
+#include "call.h"
 #include "extents.h"
 #include "harness.h"
-#include "step.h"
 
 #ifndef TEST_HAS_EMULATOR
 #define TEST_HAS_EMULATOR 0
@@ -520,11 +520,11 @@ static uint32_t blocks_in_common(const kvf_layer *a, const kvf_layer *b)
 }
 
 /* With at most `most` rows at once: as without, but where another one starts anew. */
-static void rows_at_once_are_few(kvf_step *step, uint32_t most)
+static void rows_at_once_are_few(kvf_call *step, uint32_t most)
 {
     uint32_t before[ROWS], n = 0;
     memcpy(before, step->shared.common, step->rows * sizeof *before);
-    kvf_step_share(step, most);
+    kvf_call_share(step, most);
     for (uint32_t i = 0; i < step->rows; i++) {
         n = step->shared.common[i] ? n + 1 : 1;
         assert_true(n <= most);
@@ -546,7 +546,7 @@ TEST(order_says_what_is_common)
     for (uint32_t n = 0; n < 200; n++) {
         kvf_frame frame = {.host.base = frame_memory, .device = frame_memory};
         kvf_row rows[ROWS];
-        kvf_step step = {.cache = &cache,
+        kvf_call step = {.cache = &cache,
                          .frame = &frame,
                          .kv_group = &kv_group,
                          .rows = 1 + test_random_below(&random, ROWS),
@@ -563,7 +563,7 @@ TEST(order_says_what_is_common)
             list[1] = list[0];
             rows[1] = rows[0];
         }
-        kvf_step_share(&step, UINT32_MAX);
+        kvf_call_share(&step, UINT32_MAX);
         for (uint32_t i = 0; i < step.rows; i++) {
             uint32_t least = UINT32_MAX;
             seen |= 1u << step.shared.order[i];
@@ -579,12 +579,12 @@ TEST(order_says_what_is_common)
         for (uint32_t i = 0; i < step.rows; i++)
             any_tile = any_tile || step.shared.common[i];
         assert_int_equal(step.shared.tiles, any_tile);
-        kvf_step_share(&step, 1);
+        kvf_call_share(&step, 1);
         assert_int_equal(step.shared.tiles, 0);
         step.is_recorded = 1;
-        kvf_step_share(&step, 1);
+        kvf_call_share(&step, 1);
         assert_int_equal(step.shared.tiles, any_tile);
-        kvf_step_share(&step, UINT32_MAX);
+        kvf_call_share(&step, UINT32_MAX);
         rows_at_once_are_few(&step, 1 + test_random_below(&random, 4));
     }
     free(blocks);
@@ -596,17 +596,17 @@ TEST(few_tiles_are_weighed_by_many)
     enum { FORKS = 16, LISTS = 3 };
     kvf_kv_group kv_group = {.dims.paging = {.block_size = BLOCK, .lists = LISTS}};
     kvf_row rows[FORKS];
-    const kvf_step step = {.kv_group = &kv_group, .rows = FORKS, .row_host = rows};
+    const kvf_call step = {.kv_group = &kv_group, .rows = FORKS, .row_host = rows};
     const kvf_device_properties threads[] = {{.compute_threads = 2}, {.compute_threads = 64}};
     const kvf_device_properties cuda = {.multiprocessors = 132};
     for (uint32_t b = 0; b < FORKS; b++)
         rows[b] = (kvf_row){.sealed = 128 * PER_TILE};
-    assert_true(kvf_step_rows_at_once(&step, &threads[0]) >= FORKS);
-    assert_true(kvf_step_rows_at_once(&step, &threads[1]) >= FORKS);
-    assert_true(kvf_step_rows_at_once(&step, &cuda) >= FORKS);
+    assert_true(kvf_call_rows_at_once(&step, &threads[0]) >= FORKS);
+    assert_true(kvf_call_rows_at_once(&step, &threads[1]) >= FORKS);
+    assert_true(kvf_call_rows_at_once(&step, &cuda) >= FORKS);
     for (uint32_t b = 0; b < FORKS; b++)
         rows[b] = (kvf_row){.sealed = 3 * PER_TILE - 1};
-    assert_true(kvf_step_rows_at_once(&step, &threads[0]) >= FORKS);
-    assert_int_equal(kvf_step_rows_at_once(&step, &threads[1]), 1);
-    assert_int_equal(kvf_step_rows_at_once(&step, &cuda), 1);
+    assert_true(kvf_call_rows_at_once(&step, &threads[0]) >= FORKS);
+    assert_int_equal(kvf_call_rows_at_once(&step, &threads[1]), 1);
+    assert_int_equal(kvf_call_rows_at_once(&step, &cuda), 1);
 }

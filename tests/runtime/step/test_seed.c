@@ -15,7 +15,7 @@
 static uint32_t store_of(const test_world *w, const kvf_sequence *s, uint32_t head,
                          const uint32_t **index)
 {
-    const kvf_row row = kvf_step_row(s->layers[0].kv_group, &s->layers[0]);
+    const kvf_row row = kvf_call_row(s->layers[0].kv_group, &s->layers[0]);
     const kvf_paging *p = &w->cache->kv_groups[0].dims.paging;
     const uint32_t *count = test_seen(row.static_count + head, sizeof *count);
     *index =

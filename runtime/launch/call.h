@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef KVF_RUNTIME_STEP_H
-#define KVF_RUNTIME_STEP_H
+#ifndef KVF_RUNTIME_CALL_H
+#define KVF_RUNTIME_CALL_H
 
 /*
  * One call on its way: the frame that carries its arguments, its rows with what they share, and the
  * stream.
  *
  * Knows nothing of what the call does. Everything a launch reads on the device was put into the
- * frame before kvf_step_send, or is written by earlier launches of the same stream.
+ * frame before kvf_call_send, or is written by earlier launches of the same stream.
  */
 
 #include "cache.h"
@@ -37,7 +37,7 @@ typedef struct kvf_block_codes {
     kvf_physical_centroids centroids; /* of a KV group with coarse heads */
 } kvf_block_codes;
 
-/* Rows that have blocks in common, of a cache with codes; see score_args.h and kvf_step_share. */
+/* Rows that have blocks in common, of a cache with codes; see score_args.h and kvf_call_share. */
 typedef struct kvf_shared_rows {
     const uint32_t *order;
     const uint32_t *common;
@@ -45,7 +45,7 @@ typedef struct kvf_shared_rows {
     uint32_t tiles; /* 1: a whole tile may be scored for several rows at once */
 } kvf_shared_rows;
 
-typedef struct kvf_step {
+typedef struct kvf_call {
     kvf_cache *cache;
     kvf_stream *stream;
     kvf_frame *frame;
@@ -53,7 +53,7 @@ typedef struct kvf_step {
     uint32_t layer;
     uint32_t index;           /* of the layer in the KV group */
     uint32_t rows;            /* tokens; those of a sequence follow each other */
-    kvf_layer *const *states; /* [rows], in cache->states; NULL = the step is dry */
+    kvf_layer *const *states; /* [rows], in cache->states; NULL = the call is dry */
     kvf_row *row_host;        /* [rows], in the frame */
     const kvf_row *row;       /* the same on the device */
     kvf_row *row_after_host;  /* [rows] with the stores that a refresh of this call brings into */
@@ -97,70 +97,70 @@ typedef struct kvf_step {
     uint32_t
         is_late; /* > 0: pages that the step chose are not addressable yet; see addressable.h */
     uint32_t is_undone; /* 1: blocks did not come; what was enqueued is to be undone */
-} kvf_step;
+} kvf_call;
 
-static inline const kvf_layer_attention *kvf_step_attention(const kvf_step *step)
+static inline const kvf_layer_attention *kvf_call_attention(const kvf_call *call)
 {
-    return &step->cache->attention[step->layer];
+    return &call->cache->attention[call->layer];
 }
 
 /* Launch a kernel of the table: arguments by value. */
-#define KVF_LAUNCH(step, op, args) KVF_ENQUEUE((step)->stream, op, args)
+#define KVF_LAUNCH(call, op, args) KVF_ENQUEUE((call)->stream, op, args)
 
 /* Take the next frame, waiting for the oldest call if all are in flight, and put the cache's work
  * in order after its last call. */
-KVF_CHECKED kvf_status kvf_step_begin(kvf_cache *cache, kvf_stream *stream, kvf_step *step);
+KVF_CHECKED kvf_status kvf_call_begin(kvf_cache *cache, kvf_stream *stream, kvf_call *call);
 
 /* Room for `count` elements in the frame: `array` is where the host writes them, `seen` where the
- * device will read them. Both are NULL if there are none, and of a dry step, which has no memory
- * and no sequences: it only finds out how large a frame is (kvf_step_measure). */
-#define KVF_TAKE(step, array, seen, count)                                                         \
-    ((array) = kvf_step_take((step), sizeof *(array), (count)),                                    \
-     (seen) = kvf_step_seen((step), (array)), (void)sizeof((array) == (seen)))
-void *kvf_step_take(kvf_step *step, size_t size, size_t count);
-const void *kvf_step_seen(const kvf_step *step, const void *array);
+ * device will read them. Both are NULL if there are none, and of a dry call, which has no memory
+ * and no sequences: it only finds out how large a frame is (kvf_call_measure). */
+#define KVF_TAKE(call, array, seen, count)                                                         \
+    ((array) = kvf_call_take((call), sizeof *(array), (count)),                                    \
+     (seen) = kvf_call_seen((call), (array)), (void)sizeof((array) == (seen)))
+void *kvf_call_take(kvf_call *call, size_t size, size_t count);
+const void *kvf_call_seen(const kvf_call *call, const void *array);
 
-/* The step is of this layer of these sequences, which seal nothing yet. Where a sequence has
+/* The call is of this layer of these sequences, which seal nothing yet. Where a sequence has
  * several rows, only the first of its tokens may seal a block. */
-void kvf_step_at(kvf_step *step, uint32_t layer, kvf_sequence *const *sequences, uint32_t rows);
+void kvf_call_at(kvf_call *call, uint32_t layer, kvf_sequence *const *sequences, uint32_t rows);
 
-/* The row is that of the first token of its sequence in this step. */
-static inline bool kvf_step_is_first(const kvf_step *step, uint32_t row)
+/* The row is that of the first token of its sequence in this call. */
+static inline bool kvf_call_is_first(const kvf_call *call, uint32_t row)
 {
-    return row == 0 || step->states[row] != step->states[row - 1];
+    return row == 0 || call->states[row] != call->states[row - 1];
 }
 
 /* Its state when the row's token was the newest: of its rows, all but the last are in the past. */
-kvf_layer kvf_step_state(const kvf_step *step, uint32_t row);
+kvf_layer kvf_call_state(const kvf_call *call, uint32_t row);
 
 /* Rows of different sequences from `first` on; at its end: the first row after them. */
-uint32_t kvf_step_turn(const kvf_step *step, uint32_t first);
+uint32_t kvf_call_turn(const kvf_call *call, uint32_t first);
 
 /* Where the arrays of a row are, and what the host knows of it. */
-kvf_row kvf_step_row(const kvf_kv_group *kv_group, const kvf_layer *state);
+kvf_row kvf_call_row(const kvf_kv_group *kv_group, const kvf_layer *state);
 
-/* Rows of the step, from what the host knows after its bookkeeping. A dry step says how many pages
+/* Rows of the call, from what the host knows after its bookkeeping. A dry call says how many pages
  * it seals. */
-void kvf_step_rows(kvf_step *step);
+void kvf_call_rows(kvf_call *call);
 
 /* Per-list pointers and counts, for scoring, choosing and resolving. */
-void kvf_step_lists(kvf_step *step);
+void kvf_call_lists(kvf_call *call);
 
 /* Copy the frame to the device. */
-KVF_CHECKED kvf_status kvf_step_send(kvf_step *step);
+KVF_CHECKED kvf_status kvf_call_send(kvf_call *call);
 
 /* Record the end of the call. Call it even if enqueueing failed; keeps a failure as cache->broken.
  */
-KVF_CHECKED kvf_status kvf_step_end(kvf_step *step, kvf_status status);
+KVF_CHECKED kvf_status kvf_call_end(kvf_call *call, kvf_status status);
 
 /* A call that is refused with `status`, and may have enqueued what changes nothing. */
-kvf_status kvf_step_refuse(kvf_step *step, kvf_status status);
+kvf_status kvf_call_refuse(kvf_call *call, kvf_status status);
 
 /* Time since the last stamp goes to *sum, in stream order; NULL starts the clock. */
-KVF_CHECKED kvf_status kvf_step_stamp(kvf_step *step, uint64_t *sum);
+KVF_CHECKED kvf_status kvf_call_stamp(kvf_call *call, uint64_t *sum);
 
 /* Tables of a row that hold another sequence's data are cleared, in stream order. */
-KVF_CHECKED kvf_status kvf_step_clear(kvf_step *step, kvf_layer *state);
+KVF_CHECKED kvf_status kvf_call_clear(kvf_call *call, kvf_layer *state);
 
 /*
  * Queries, keys and values of the caller.
@@ -176,7 +176,7 @@ typedef struct kvf_inputs {
 /* Where those of a call are seen. */
 kvf_inputs kvf_inputs_seen(const kvf_cache *cache, const void *q, const void *k, const void *v);
 /* Make it so, for the first `rows` rows; nothing where they are read where they are. */
-KVF_CHECKED kvf_status kvf_inputs_round(kvf_step *step, const void *q, const void *k, const void *v,
+KVF_CHECKED kvf_status kvf_inputs_round(kvf_call *call, const void *q, const void *k, const void *v,
                                         uint32_t rows);
 /* The shape of outputs: that of pages, in the type that the caller wants. */
 kvf_shape kvf_out_shape(const kvf_cache *cache, const kvf_shape *shape);
@@ -190,10 +190,10 @@ kvf_shape kvf_out_shape(const kvf_cache *cache, const kvf_shape *shape);
 
 /* How many rows one look should serve at most. A tile that is scored for many rows is one task;
  * where a step has few tiles, fewer rows at once leave something to do for the whole device. */
-uint32_t kvf_step_rows_at_once(const kvf_step *step, const kvf_device_properties *device);
+uint32_t kvf_call_rows_at_once(const kvf_call *call, const kvf_device_properties *device);
 
-/* step->shared, for rows that are known, of `most` rows at once, >= 1. */
-void kvf_step_share(kvf_step *step, uint32_t most);
+/* call->shared, for rows that are known, of `most` rows at once, >= 1. */
+void kvf_call_share(kvf_call *call, uint32_t most);
 
 /*
  * Quantized pages in full precision, for what looks at a row's tokens otherwise than a step's
@@ -207,17 +207,17 @@ void kvf_step_share(kvf_step *step, uint32_t most);
 
 /* Blocks first .. first + count - 1 of a row on the device, whose table names the pool. *view gets
  * the view of the row. */
-KVF_CHECKED kvf_status kvf_dequantized_row(const kvf_step *step, const kvf_kv_group *kv_group,
+KVF_CHECKED kvf_status kvf_dequantized_row(const kvf_call *call, const kvf_kv_group *kv_group,
                                            const kvf_row *row, uint32_t first, uint32_t count,
                                            const kvf_row **view);
-/* Row `index` of the step with all its sealed blocks; the row itself where pages are exact. */
-KVF_CHECKED kvf_status kvf_dequantized_view(kvf_step *step, uint32_t index, const kvf_row **view);
+/* Row `index` of the call with all its sealed blocks; the row itself where pages are exact. */
+KVF_CHECKED kvf_status kvf_dequantized_view(kvf_call *call, uint32_t index, const kvf_row **view);
 
 /* The view that kvf_dequantized_view gave. */
-static inline const kvf_row *kvf_dequantized_last(const kvf_step *step, uint32_t index)
+static inline const kvf_row *kvf_dequantized_last(const kvf_call *call, uint32_t index)
 {
-    return kvf_quantizes_pages(step->kv_group) ? step->kv_group->tables.scratch.view
-                                               : step->row + index;
+    return kvf_quantizes_pages(call->kv_group) ? call->kv_group->tables.scratch.view
+                                               : call->row + index;
 }
 
 #endif

@@ -7,9 +7,9 @@
  * after the call that had it is done.
  */
 
-#include "step.h"
+#include "call.h"
 
-kvf_status kvf_step_begin(kvf_cache *cache, kvf_stream *stream, kvf_step *step)
+kvf_status kvf_call_begin(kvf_cache *cache, kvf_stream *stream, kvf_call *call)
 {
     const kvf_device_ops *ops = cache->device->ops;
     kvf_order *order = &cache->order;
@@ -24,29 +24,29 @@ kvf_status kvf_step_begin(kvf_cache *cache, kvf_stream *stream, kvf_step *step)
         KVF_TRY(ops->stream_wait_event(stream, order->last_done));
     order->next_frame = (order->next_frame + 1) % KVF_FRAMES;
     frame->host.bytes = 0;
-    *step = (kvf_step){.cache = cache, .stream = stream, .frame = frame};
+    *call = (kvf_call){.cache = cache, .stream = stream, .frame = frame};
     return KVF_OK;
 }
 
-void kvf_step_at(kvf_step *step, uint32_t layer, kvf_sequence *const *sequences, uint32_t rows)
+void kvf_call_at(kvf_call *call, uint32_t layer, kvf_sequence *const *sequences, uint32_t rows)
 {
-    const kvf_layer_group *at = &step->cache->layer_groups[layer];
-    step->layer = layer;
-    step->kv_group = at->kv_group;
-    step->index = at->index;
-    step->rows = rows;
-    step->states = step->cache->states;
+    const kvf_layer_group *at = &call->cache->layer_groups[layer];
+    call->layer = layer;
+    call->kv_group = at->kv_group;
+    call->index = at->index;
+    call->rows = rows;
+    call->states = call->cache->states;
     for (uint32_t b = 0; b < rows; b++) {
         kvf_layer *state = &sequences[b]->layers[layer];
         kvf_extent_begin(&state->extent);
-        step->cache->states[b] = state;
+        call->cache->states[b] = state;
     }
 }
 
-kvf_layer kvf_step_state(const kvf_step *step, uint32_t row)
+kvf_layer kvf_call_state(const kvf_call *call, uint32_t row)
 {
-    kvf_layer state = *step->states[row];
-    for (uint32_t b = row + 1; b < step->rows && !kvf_step_is_first(step, b); b++) {
+    kvf_layer state = *call->states[row];
+    for (uint32_t b = row + 1; b < call->rows && !kvf_call_is_first(call, b); b++) {
         state.extent.length--;
         state.queries.count--;
         state.steps--;
@@ -54,25 +54,25 @@ kvf_layer kvf_step_state(const kvf_step *step, uint32_t row)
     return state;
 }
 
-uint32_t kvf_step_turn(const kvf_step *step, uint32_t first)
+uint32_t kvf_call_turn(const kvf_call *call, uint32_t first)
 {
-    uint32_t end = step->states ? first + 1 : step->rows;
-    while (end < step->rows && kvf_step_is_first(step, end))
+    uint32_t end = call->states ? first + 1 : call->rows;
+    while (end < call->rows && kvf_call_is_first(call, end))
         end++;
     return end;
 }
 
-void *kvf_step_take(kvf_step *step, size_t size, size_t count)
+void *kvf_call_take(kvf_call *call, size_t size, size_t count)
 {
-    kvf_carver *host = &step->frame->host;
+    kvf_carver *host = &call->frame->host;
     void *array = kvf_carve(host, size, &(uint64_t){count}, 1);
-    KVF_ASSERT(!host->base || host->bytes <= step->cache->frame_bytes);
+    KVF_ASSERT(!host->base || host->bytes <= call->cache->frame_bytes);
     return array;
 }
 
-const void *kvf_step_seen(const kvf_step *step, const void *array)
+const void *kvf_call_seen(const kvf_call *call, const void *array)
 {
-    const kvf_frame *frame = step->frame;
+    const kvf_frame *frame = call->frame;
     return array ? frame->device + ((const char *)array - frame->host.base) : NULL;
 }
 
@@ -85,7 +85,7 @@ static uint32_t chosen_pages(const kvf_kv_group *kv_group, const kvf_layer *stat
     return taken < rest ? (rest - taken) / kv_group->config.page_size : 0;
 }
 
-kvf_row kvf_step_row(const kvf_kv_group *kv_group, const kvf_layer *state)
+kvf_row kvf_call_row(const kvf_kv_group *kv_group, const kvf_layer *state)
 {
     const kvf_row_tables *t = &kv_group->tables.rows;
     const kvf_paging *p = &kv_group->dims.paging;
@@ -133,97 +133,97 @@ kvf_row kvf_step_row(const kvf_kv_group *kv_group, const kvf_layer *state)
 }
 
 /* Blocks of all rows; those of a recorded step are sealed before its graph. */
-static uint32_t blocks_to_seal(const kvf_step *step)
+static uint32_t blocks_to_seal(const kvf_call *call)
 {
     uint32_t blocks = 0;
-    for (uint32_t b = 0; b < step->rows; b++)
-        if (kvf_step_is_first(step, b))
-            blocks += step->states[b]->extent.sealed - step->states[b]->extent.sealed_before;
-    KVF_ASSERT(!step->is_recorded || blocks == 0);
+    for (uint32_t b = 0; b < call->rows; b++)
+        if (kvf_call_is_first(call, b))
+            blocks += call->states[b]->extent.sealed - call->states[b]->extent.sealed_before;
+    KVF_ASSERT(!call->is_recorded || blocks == 0);
     return blocks;
 }
 
-void kvf_step_rows(kvf_step *step)
+void kvf_call_rows(kvf_call *call)
 {
-    kvf_kv_group *kv_group = step->kv_group;
+    kvf_kv_group *kv_group = call->kv_group;
     const kvf_paging *p = &kv_group->dims.paging;
     uint32_t job = 0;
-    if (step->states)
-        step->sealed_blocks = blocks_to_seal(step);
-    KVF_TAKE(step, step->row_host, step->row, step->rows);
-    KVF_TAKE(step, step->pool_host, step->pool, step->sealed_blocks);
-    KVF_TAKE(step, step->block_of_host, step->new_block_of, step->sealed_blocks);
-    if (!step->row_host)
+    if (call->states)
+        call->sealed_blocks = blocks_to_seal(call);
+    KVF_TAKE(call, call->row_host, call->row, call->rows);
+    KVF_TAKE(call, call->pool_host, call->pool, call->sealed_blocks);
+    KVF_TAKE(call, call->block_of_host, call->new_block_of, call->sealed_blocks);
+    if (!call->row_host)
         return;
     ++kv_group->residency.clock;
-    step->stride = step->is_recorded ? p->pages_max : 1;
-    for (uint32_t b = 0; b < step->rows; b++) {
-        const kvf_layer state = kvf_step_state(step, b);
-        kvf_row *row = &step->row_host[b];
-        *row = kvf_step_row(kv_group, &state);
-        if (kvf_step_is_first(step, b))
+    call->stride = call->is_recorded ? p->pages_max : 1;
+    for (uint32_t b = 0; b < call->rows; b++) {
+        const kvf_layer state = kvf_call_state(call, b);
+        kvf_row *row = &call->row_host[b];
+        *row = kvf_call_row(kv_group, &state);
+        if (kvf_call_is_first(call, b))
             row->sealed_before = state.extent.sealed_before;
         /* A query that this step brings and overwrites is not kept. */
-        if (step->states[b]->queries.count - state.queries.count >= p->query_window)
+        if (call->states[b]->queries.count - state.queries.count >= p->query_window)
             row->queries = NULL;
-        KVF_ASSERT(job + row->sealed - row->sealed_before <= step->sealed_blocks);
+        KVF_ASSERT(job + row->sealed - row->sealed_before <= call->sealed_blocks);
         row->job_first = job;
-        row->pool = step->pool ? step->pool + job : NULL;
-        row->new_block_of = step->new_block_of ? step->new_block_of + job : NULL;
-        step->stride = kvf_max_u32(step->stride, kvf_row_sealed_pages(p, row));
+        row->pool = call->pool ? call->pool + job : NULL;
+        row->new_block_of = call->new_block_of ? call->new_block_of + job : NULL;
+        call->stride = kvf_max_u32(call->stride, kvf_row_sealed_pages(p, row));
         for (uint32_t i = row->sealed_before; i < row->sealed; i++, job++) {
-            step->pool_host[job] = kvf_page_pool_device(&kv_group->pool, state.blocks[i]);
-            step->block_of_host[job] = state.blocks[i].index;
+            call->pool_host[job] = kvf_page_pool_device(&kv_group->pool, state.blocks[i]);
+            call->block_of_host[job] = state.blocks[i].index;
         }
     }
 }
 
-kvf_status kvf_step_send(kvf_step *step)
+kvf_status kvf_call_send(kvf_call *call)
 {
-    const kvf_cache *cache = step->cache;
-    if (step->is_recorded)
+    const kvf_cache *cache = call->cache;
+    if (call->is_recorded)
         return KVF_OK; /* the frame is brought by the recording itself */
-    return cache->device->ops->copy(step->stream, step->frame->device, step->frame->host.base,
-                                    step->frame->host.bytes);
+    return cache->device->ops->copy(call->stream, call->frame->device, call->frame->host.base,
+                                    call->frame->host.bytes);
 }
 
-kvf_status kvf_step_end(kvf_step *step, kvf_status status)
+kvf_status kvf_call_end(kvf_call *call, kvf_status status)
 {
-    kvf_cache *cache = step->cache;
-    const kvf_status recorded = cache->device->ops->event_record(step->frame->done, step->stream);
+    kvf_cache *cache = call->cache;
+    const kvf_status recorded = cache->device->ops->event_record(call->frame->done, call->stream);
     if (status == KVF_OK)
         status = recorded;
-    step->frame->is_busy = recorded == KVF_OK;
-    cache->order.last_stream = step->stream;
-    cache->order.last_done = step->frame->done;
+    call->frame->is_busy = recorded == KVF_OK;
+    cache->order.last_stream = call->stream;
+    cache->order.last_done = call->frame->done;
     if (status != KVF_OK)
         cache->broken = status;
     return status;
 }
 
-kvf_status kvf_step_refuse(kvf_step *step, kvf_status status)
+kvf_status kvf_call_refuse(kvf_call *call, kvf_status status)
 {
-    const kvf_status ended = kvf_step_end(step, KVF_OK);
+    const kvf_status ended = kvf_call_end(call, KVF_OK);
     return ended == KVF_OK ? status : ended;
 }
 
-kvf_status kvf_step_stamp(kvf_step *step, uint64_t *sum)
+kvf_status kvf_call_stamp(kvf_call *call, uint64_t *sum)
 {
-    const kvf_stamp_args args = {.last = step->cache->words_device.stamp, .sum = sum};
-    return step->cache->config.phase_times ? KVF_LAUNCH(step, stamp, args) : KVF_OK;
+    const kvf_stamp_args args = {.last = call->cache->words_device.stamp, .sum = sum};
+    return call->cache->config.phase_times ? KVF_LAUNCH(call, stamp, args) : KVF_OK;
 }
 
-kvf_status kvf_step_clear(kvf_step *step, kvf_layer *state)
+kvf_status kvf_call_clear(kvf_call *call, kvf_layer *state)
 {
     kvf_kv_group *kv_group = state->kv_group;
     const kvf_paging *p = &kv_group->dims.paging;
     if (!state->is_fresh)
         return KVF_OK;
-    const kvf_row row = kvf_step_row(kv_group, state);
+    const kvf_row row = kvf_call_row(kv_group, state);
     if (row.chosen_at)
-        KVF_TRY(kv_group->device->ops->fill(step->stream, row.chosen_at, 0,
+        KVF_TRY(kv_group->device->ops->fill(call->stream, row.chosen_at, 0,
                                             (size_t)p->kv_heads * p->pages_max * sizeof(uint32_t)));
-    KVF_TRY(kv_group->device->ops->fill(step->stream, row.static_count, 0,
+    KVF_TRY(kv_group->device->ops->fill(call->stream, row.static_count, 0,
                                         p->kv_heads * sizeof(uint32_t)));
     state->is_fresh = 0;
     return KVF_OK;
@@ -238,25 +238,25 @@ static uint32_t segments_ranked(const kvf_kv_group *kv_group, const kvf_row *row
 }
 
 /* Tables of coarse heads; `bits` of theirs become those that filtering leaves. */
-static void take_coarse(kvf_step *step, const uint64_t **bits)
+static void take_coarse(kvf_call *call, const uint64_t **bits)
 {
-    const kvf_kv_group *kv_group = step->kv_group;
+    const kvf_kv_group *kv_group = call->kv_group;
     const kvf_paging *p = &kv_group->dims.paging;
-    const uint32_t lists = p->segments_max ? step->rows * p->lists : 0;
+    const uint32_t lists = p->segments_max ? call->rows * p->lists : 0;
     const int8_t **centroids;
     const uint16_t **scales;
     uint32_t *count, *take, *blocks;
     const uint64_t **unfiltered;
-    KVF_TAKE(step, centroids, step->coarse.centroids, lists);
-    KVF_TAKE(step, scales, step->coarse.scales, lists);
-    KVF_TAKE(step, count, step->coarse.count, lists);
-    KVF_TAKE(step, take, step->coarse.take, lists);
-    KVF_TAKE(step, blocks, step->coarse.blocks, lists);
-    KVF_TAKE(step, unfiltered, step->coarse.unfiltered, lists);
+    KVF_TAKE(call, centroids, call->coarse.centroids, lists);
+    KVF_TAKE(call, scales, call->coarse.scales, lists);
+    KVF_TAKE(call, count, call->coarse.count, lists);
+    KVF_TAKE(call, take, call->coarse.take, lists);
+    KVF_TAKE(call, blocks, call->coarse.blocks, lists);
+    KVF_TAKE(call, unfiltered, call->coarse.unfiltered, lists);
     for (uint32_t l = 0; centroids && l < lists; l++) {
-        const kvf_row *row = &step->row_host[l / p->lists];
+        const kvf_row *row = &call->row_host[l / p->lists];
         const uint32_t head = l % p->lists;
-        const bool is_coarse = kvf_is_coarse(step->cache, step->layer, head);
+        const bool is_coarse = kvf_is_coarse(call->cache, call->layer, head);
         centroids[l] = kvf_row_centroid(p, row, head, 1);
         scales[l] = kvf_row_centroid_scale(p, row, head, 1);
         take[l] = 0;
@@ -268,29 +268,29 @@ static void take_coarse(kvf_step *step, const uint64_t **bits)
     }
 }
 
-void kvf_step_lists(kvf_step *step)
+void kvf_call_lists(kvf_call *call)
 {
-    const kvf_kv_group *kv_group = step->kv_group;
+    const kvf_kv_group *kv_group = call->kv_group;
     const kvf_paging *p = &kv_group->dims.paging;
-    const uint32_t lists = step->rows * p->lists, chosen = step->rows * kv_group->dims.choose_lists;
+    const uint32_t lists = call->rows * p->lists, chosen = call->rows * kv_group->dims.choose_lists;
     const void **digests;
     const uint32_t **block_of;
     const uint64_t **bits;
     uint32_t *pages, *choose_pages;
-    KVF_TAKE(step, digests, step->digests, lists);
-    KVF_TAKE(step, block_of, step->block_of, lists);
-    KVF_TAKE(step, bits, step->bits,
+    KVF_TAKE(call, digests, call->digests, lists);
+    KVF_TAKE(call, block_of, call->block_of, lists);
+    KVF_TAKE(call, bits, call->bits,
              kvf_has_codes(kv_group) || kv_group->dims.static_tokens ? lists : 0);
-    KVF_TAKE(step, pages, step->pages, lists);
-    KVF_TAKE(step, choose_pages, step->choose_pages, chosen);
-    kvf_step_share(step, kvf_step_rows_at_once(step, &step->cache->runtime->properties));
+    KVF_TAKE(call, pages, call->pages, lists);
+    KVF_TAKE(call, choose_pages, call->choose_pages, chosen);
+    kvf_call_share(call, kvf_call_rows_at_once(call, &call->cache->runtime->properties));
     if (!digests) {
-        take_coarse(step, NULL);
+        take_coarse(call, NULL);
         return;
     }
     for (uint32_t l = 0; l < lists; l++) {
         const uint32_t b = l / p->lists, list = l % p->lists;
-        const kvf_row *row = &step->row_host[b];
+        const kvf_row *row = &call->row_host[b];
         const uint32_t head = kvf_list_head(p, list);
         digests[l] = kvf_row_digests(p, row, 0, head);
         block_of[l] = row->block_of;
@@ -298,14 +298,14 @@ void kvf_step_lists(kvf_step *step)
             bits[l] = kvf_row_bits(p, row, head);
         pages[l] = kvf_row_sealed_pages(p, row);
     }
-    take_coarse(step, bits);
+    take_coarse(call, bits);
     for (uint32_t i = 0; i < chosen; i++)
-        choose_pages[i] = kvf_row_sealed_pages(p, &step->row_host[i / kv_group->dims.choose_lists]);
+        choose_pages[i] = kvf_row_sealed_pages(p, &call->row_host[i / kv_group->dims.choose_lists]);
 }
 
 /* Quantized pages in full precision; see the header. Knows nothing of who reads them. */
 
-kvf_status kvf_dequantized_row(const kvf_step *step, const kvf_kv_group *kv_group,
+kvf_status kvf_dequantized_row(const kvf_call *call, const kvf_kv_group *kv_group,
                                const kvf_row *row, uint32_t first, uint32_t count,
                                const kvf_row **view)
 {
@@ -318,14 +318,14 @@ kvf_status kvf_dequantized_row(const kvf_step *step, const kvf_kv_group *kv_grou
                                       .view = t->view,
                                       .row = row};
     *view = t->view;
-    return KVF_LAUNCH(step, dequantize, args);
+    return KVF_LAUNCH(call, dequantize, args);
 }
 
-kvf_status kvf_dequantized_view(kvf_step *step, uint32_t index, const kvf_row **view)
+kvf_status kvf_dequantized_view(kvf_call *call, uint32_t index, const kvf_row **view)
 {
-    *view = step->row + index;
-    return kvf_quantizes_pages(step->kv_group)
-               ? kvf_dequantized_row(step, step->kv_group, *view, 0, step->row_host[index].sealed,
+    *view = call->row + index;
+    return kvf_quantizes_pages(call->kv_group)
+               ? kvf_dequantized_row(call, call->kv_group, *view, 0, call->row_host[index].sealed,
                                      view)
                : KVF_OK;
 }
