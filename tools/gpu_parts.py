@@ -215,9 +215,9 @@ def runner_jobs(tree, scratch):
              for name, t in sorted(tree.tests.items())
              if "model" in t["suite"] and t["cmd"][0].endswith((
                  "test_logits", "test_transformer", "test_generate", "check_row_ops",
-                 "test_thin_product", "test_wide_step"))]
+                 "test_small_batch_gemm", "test_wide_step"))]
     products = str(scratch / "products.json")
-    thin = [tree.program("bench/model/bench_thin"), "--json", products, "--divide", str(size["divide"])]
+    thin = [tree.program("bench/model/bench_small_batch"), "--json", products, "--divide", str(size["divide"])]
     return [Job("products", thin, 60, figures=products),
             Job("weights of an 8B shape", [sys.executable, ROOT / "bench/model/random_model.py", model,
                                            "--shape", size["shape"]], 240),

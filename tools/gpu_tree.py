@@ -115,7 +115,7 @@ def build(folder, options, targets=lambda: []):
 
 # Beside the tests.
 PROGRAMS = {"runner/cli/kvferry", "tests/kernels/check_kernels", "tests/offload/gpu_only",
-            "bench/model/bench_thin", "llama/libggml-kvferry.so"}
+            "bench/model/bench_small_batch", "llama/libggml-kvferry.so"}
 NOT_CARRIED = ("libc.so", "libm.so", "libdl.so", "librt.so", "libpthread.so", "ld-linux", "linux-vdso",
                "libgcc_s.so", "libstdc++.so")
 

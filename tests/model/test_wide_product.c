@@ -59,13 +59,13 @@ static void compare(const kvf_linear_kernels *k, const kvf_linear *l, const floa
     float *y = malloc(count * sizeof *y), *want = malloc(l->outputs * sizeof *want);
     for (size_t i = 0; i < count; i++)
         y[i] = GUARD;
-    k->wide->multiply(&(kvf_wide_product){.linear = l,
-                                          .weight = l->weight,
-                                          .outputs = l->outputs,
-                                          .rows = rows,
-                                          .x = x,
-                                          .y = y + GUARD_WIDTH,
-                                          .y_stride = stride});
+    k->wide->multiply(&(kvf_small_batch_product){.linear = l,
+                                                 .weight = l->weight,
+                                                 .outputs = l->outputs,
+                                                 .rows = rows,
+                                                 .x = x,
+                                                 .y = y + GUARD_WIDTH,
+                                                 .y_stride = stride});
     for (uint32_t row = 0; row < rows; row++) {
         alone(l->weight, l->outputs, l->inputs, x + (size_t)row * l->inputs, want);
         for (uint32_t o = 0; o < l->outputs; o++)
@@ -85,7 +85,7 @@ static void compare_shape(kvf_dtype dtype, const shape *s, float (*number)(rando
                           uint32_t rows_step)
 {
     random_stream stream = random_stream_of("wide product");
-    const size_t count = (size_t)KVF_WIDE_ROWS_MAX * s->inputs;
+    const size_t count = (size_t)KVF_SMALL_BATCH_ROWS_MAX * s->inputs;
     float *x = malloc(count * sizeof *x);
     void *weight = make_weights(dtype, s, &stream);
     const kvf_linear linear = {
@@ -93,7 +93,7 @@ static void compare_shape(kvf_dtype dtype, const shape *s, float (*number)(rando
     for (size_t i = 0; i < count; i++)
         x[i] = number(&stream);
     for (size_t isa = 0; isa < ISAS; isa++)
-        for (uint32_t rows = KVF_WIDE_ROWS_MAX; rows >= 1;
+        for (uint32_t rows = KVF_SMALL_BATCH_ROWS_MAX; rows >= 1;
              rows -= rows > rows_step ? rows_step : rows)
             compare(kvf_linear_kernels_choose(isas[isa]), &linear, x, rows);
     free(weight);

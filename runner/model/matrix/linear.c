@@ -4,8 +4,8 @@
  * Splits products into panels of outputs and runs each panel as a task.
  *
  * It knows panel sizes and which kernel is faster when; what a panel computes is in linear_simd.c,
- * wide_simd.c, strip_simd.c and matmul_dnnl.c. Invariant: no two tasks write the same output, and
- * scratch belongs to a task index, of which there are never more than compute threads.
+ * small_batch_simd.c, fp32_gemm_simd.c and matmul_dnnl.c. Invariant: no two tasks write the same
+ * output, and scratch belongs to a task index, of which there are never more than compute threads.
  */
 
 #include "linear.h"
@@ -21,7 +21,7 @@
 #define VECTOR_PANEL_OUTPUTS 240u
 /* And multiplies about this much, where it has several rows. */
 #define WIDE_PANEL_PRODUCTS  (512u * 1024u)
-/* A multiple of KVF_WIDE_OUTPUTS. */
+/* A multiple of KVF_SMALL_BATCH_OUTPUTS. */
 #define PANEL_MULTIPLE       48u
 
 /* From so many rows on they meet weights together: bf16, and other types. */
@@ -269,11 +269,11 @@ static void add_bias(const panel *p, float *y)
 /* Rows that meet a panel next: all times as many as each other. */
 static uint32_t rows_at_once(uint32_t left)
 {
-    const uint32_t times = (left + KVF_WIDE_ROWS_MAX - 1) / KVF_WIDE_ROWS_MAX;
+    const uint32_t times = (left + KVF_SMALL_BATCH_ROWS_MAX - 1) / KVF_SMALL_BATCH_ROWS_MAX;
     return (left + times - 1) / times;
 }
 
-static void multiply_rows(const kvf_linear_kernels *kernels, const kvf_wide_product *p)
+static void multiply_rows(const kvf_linear_kernels *kernels, const kvf_small_batch_product *p)
 {
     const kvf_linear *linear = p->linear;
     if (p->rows >= (linear->dtype == KVF_BF16 ? WIDE_ROWS : WIDE_ROWS_OTHER)) {
@@ -290,19 +290,19 @@ static void vector_panel_multiply(const linear_args *args, const panel *p)
 {
     const kvf_linear_call *call = &args->call;
     const size_t inputs = p->part->inputs;
-    float product[KVF_WIDE_ROWS_MAX * VECTOR_PANEL_OUTPUTS];
+    float product[KVF_SMALL_BATCH_ROWS_MAX * VECTOR_PANEL_OUTPUTS];
     for (uint32_t row = 0, count; row < call->rows; row += count) {
         float *y = call->y + (size_t)row * args->y_stride + p->y_offset;
         count = rows_at_once(call->rows - row);
         multiply_rows(args->engine->kernels,
-                      &(kvf_wide_product){.linear = p->part,
-                                          .weight = p->weight,
-                                          .outputs = p->outputs,
-                                          .rows = count,
-                                          .x = call->x + row * inputs,
-                                          .y = call->accumulate ? product : y,
-                                          .y_stride = call->accumulate ? VECTOR_PANEL_OUTPUTS
-                                                                       : args->y_stride});
+                      &(kvf_small_batch_product){.linear = p->part,
+                                                 .weight = p->weight,
+                                                 .outputs = p->outputs,
+                                                 .rows = count,
+                                                 .x = call->x + row * inputs,
+                                                 .y = call->accumulate ? product : y,
+                                                 .y_stride = call->accumulate ? VECTOR_PANEL_OUTPUTS
+                                                                              : args->y_stride});
         for (uint32_t i = 0; call->accumulate && i < count; i++, y += args->y_stride)
             for (uint32_t o = 0; o < p->outputs; o++)
                 y[o] += product[i * VECTOR_PANEL_OUTPUTS + o];

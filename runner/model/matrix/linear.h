@@ -50,24 +50,24 @@ typedef void (*kvf_dot_rows_fn)(const void *weight, size_t rows, size_t columns,
                                 float *y);
 typedef void (*kvf_widen_fn)(const void *from, size_t count, float *to);
 
-#define KVF_WIDE_ROWS_MAX 16u
-#define KVF_WIDE_OUTPUTS  12u /* what is fastest comes in multiples of it */
+#define KVF_SMALL_BATCH_ROWS_MAX 16u
+#define KVF_SMALL_BATCH_OUTPUTS  12u /* what is fastest comes in multiples of it */
 
 /** Neighbouring outputs of a matrix for the rows of a step: y[r][o] = sum over c of weight[o][c]
  * x[r][c], with the bits of dot_rows for each row alone. */
-typedef struct kvf_wide_product {
+typedef struct kvf_small_batch_product {
     const kvf_linear *linear;
     const void *weight; /**< of the first output */
     uint32_t outputs;
-    uint32_t rows;  /**< of x and y: 1 … KVF_WIDE_ROWS_MAX */
+    uint32_t rows;  /**< of x and y: 1 … KVF_SMALL_BATCH_ROWS_MAX */
     const float *x; /**< [rows, inputs] */
     float *y;       /**< [rows, y_stride], from the first output on */
     size_t y_stride;
-} kvf_wide_product;
+} kvf_small_batch_product;
 
-typedef struct kvf_wide_kernel {
-    void (*multiply)(const kvf_wide_product *product);
-} kvf_wide_kernel;
+typedef struct kvf_small_batch_kernel {
+    void (*multiply)(const kvf_small_batch_product *product);
+} kvf_small_batch_kernel;
 
 #define KVF_STRIP_COLUMNS     1024u /* inputs at a time */
 #define KVF_STRIP_OUTPUTS_MAX 48u
@@ -99,7 +99,7 @@ typedef struct kvf_linear_kernels {
     void (*round)(const float *from, size_t count, uint16_t *to); /**< to bf16 */
     void (*swiglu)(const float *gate, const float *up, size_t count, float *y);
     const kvf_strip_kernel *strip;
-    const kvf_wide_kernel *wide;
+    const kvf_small_batch_kernel *wide;
 } kvf_linear_kernels;
 
 /** The best set that the CPU has and @p isa_mask (kvf_isa) allows. Never NULL. */

@@ -137,5 +137,5 @@ const kvf_linear_kernels KVF_LINEAR_SYMBOL(kvf_linear_kernels_) = {
     .round = round_row,
     .swiglu = swiglu,
     .strip = &KVF_LINEAR_SYMBOL(kvf_strip_kernel_),
-    .wide = &KVF_LINEAR_SYMBOL(kvf_wide_kernel_),
+    .wide = &KVF_LINEAR_SYMBOL(kvf_small_batch_kernel_),
 };

@@ -151,6 +151,6 @@ static inline void ask_ahead(const void *weight, size_t bytes)
 
 extern const kvf_linear_kernels KVF_LINEAR_SYMBOL(kvf_linear_kernels_);
 extern const kvf_strip_kernel KVF_LINEAR_SYMBOL(kvf_strip_kernel_);
-extern const kvf_wide_kernel KVF_LINEAR_SYMBOL(kvf_wide_kernel_);
+extern const kvf_small_batch_kernel KVF_LINEAR_SYMBOL(kvf_small_batch_kernel_);
 
 #endif

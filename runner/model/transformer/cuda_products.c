@@ -9,7 +9,7 @@ static kvf_status launched(int status)
     return status == 0 ? KVF_OK : KVF_DEVICE_FAILED;
 }
 
-bool cuda_is_thin(const transformer_step *s, const cuda_weights *w)
+bool cuda_is_small_batch(const transformer_step *s, const cuda_weights *w)
 {
     return s->separate && w->parts[0]->inputs % 8 == 0 && s->t->model.dtype != KVF_FP32;
 }
@@ -22,14 +22,15 @@ static uint32_t outputs_of(const cuda_weights *w)
     return outputs;
 }
 
-kvf_thin_product cuda_thin(const transformer_step *s, const cuda_weights *w, const void *x)
+kvf_small_batch_gemm cuda_small_batch(const transformer_step *s, const cuda_weights *w,
+                                      const void *x)
 {
-    return (kvf_thin_product){.dtype = s->t->model.dtype,
-                              .rows = s->rows,
-                              .inputs = w->parts[0]->inputs,
-                              .outputs = outputs_of(w),
-                              .weight = w->parts[0]->weight,
-                              .x = x};
+    return (kvf_small_batch_gemm){.dtype = s->t->model.dtype,
+                                  .rows = s->rows,
+                                  .inputs = w->parts[0]->inputs,
+                                  .outputs = outputs_of(w),
+                                  .weight = w->parts[0]->weight,
+                                  .x = x};
 }
 
 /* Rows of a batch that are not thin go one by one, because cuBLAS rounds by their number. */
@@ -52,9 +53,10 @@ kvf_status cuda_multiply(const cuda_products *p, const transformer_step *s, cons
                          const void *x, float *y, bool accumulate)
 {
     const uint32_t outputs = outputs_of(w);
-    if (cuda_is_thin(s, w)) {
-        const kvf_thin_product thin = cuda_thin(s, w, x);
-        return launched(kvf_thin_product_cuda(&thin, y, accumulate, kvf_stream_native(s->stream)));
+    if (cuda_is_small_batch(s, w)) {
+        const kvf_small_batch_gemm thin = cuda_small_batch(s, w, x);
+        return launched(
+            kvf_small_batch_gemm_cuda(&thin, y, accumulate, kvf_stream_native(s->stream)));
     }
     kvf_cublas_product product = {.dtype = s->t->model.dtype,
                                   .outputs = outputs,

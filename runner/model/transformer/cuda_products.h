@@ -5,12 +5,12 @@
 /*
  * The matrix products of a transformer on a GPU: which kernel serves which rows and weights.
  *
- * Rows of a batch go through thin_product.cu; rows of a prompt through cuBLAS. It knows weights and
- * rows, not layers. Invariant: nothing here waits.
+ * Rows of a batch go through small_batch_gemm.cu; rows of a prompt through cuBLAS. It knows weights
+ * and rows, not layers. Invariant: nothing here waits.
  */
 
 #include "matmul_cublas.h"
-#include "thin_product.h"
+#include "small_batch_gemm.h"
 #include "transformer_ops.h"
 
 typedef struct cuda_products {
@@ -24,8 +24,9 @@ typedef struct cuda_weights {
 } cuda_weights;
 
 /* Whether a step's products are thin ones, whose ends do more. */
-bool cuda_is_thin(const transformer_step *s, const cuda_weights *w);
-kvf_thin_product cuda_thin(const transformer_step *s, const cuda_weights *w, const void *x);
+bool cuda_is_small_batch(const transformer_step *s, const cuda_weights *w);
+kvf_small_batch_gemm cuda_small_batch(const transformer_step *s, const cuda_weights *w,
+                                      const void *x);
 
 /* y = x W^T, or +=. x [rows, inputs] of the model's type, y [rows, all outputs] */
 kvf_status cuda_multiply(const cuda_products *p, const transformer_step *s, const cuda_weights *w,

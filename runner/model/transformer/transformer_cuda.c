@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A transformer's operations on a GPU: row_ops.cu; products of a step's rows by thin_product.cu,
- * which ends them with what follows, and of prompts by cuBLAS.
+ * A transformer's operations on a GPU: row_ops.cu; products of a step's rows by
+ * small_batch_gemm.cu, which ends them with what follows, and of prompts by cuBLAS.
  *
  * Weights are copied to the device once, through two pinned buffers, so that reading the file and
  * the copy of the piece before run at the same time. Matrices that share their input lie one after
@@ -167,10 +167,11 @@ static kvf_status cuda_project(const transformer_step *s, const transformer_laye
                                       .q = b->q,
                                       .k = b->k,
                                       .v = b->v};
-    if (cuda_is_thin(s, &weights) && (!l->query_norm || kvf_thin_norms_heads(m->head_dim))) {
-        const kvf_thin_product product = cuda_thin(s, &weights, b->normed);
-        return launched(kvf_thin_rotate_cuda(&product, &args, part_of(t)->arrived,
-                                             kvf_stream_native(s->stream)));
+    if (cuda_is_small_batch(s, &weights) &&
+        (!l->query_norm || kvf_small_batch_norms_heads(m->head_dim))) {
+        const kvf_small_batch_gemm product = cuda_small_batch(s, &weights, b->normed);
+        return launched(kvf_small_batch_rotate_cuda(&product, &args, part_of(t)->arrived,
+                                                    kvf_stream_native(s->stream)));
     }
     KVF_TRY(multiply(s, &weights, b->normed, b->qkv, false));
     return launched(kvf_row_rotate_cuda(&args, kvf_stream_native(s->stream)));
@@ -182,11 +183,11 @@ static kvf_status add(const transformer_step *s, const kvf_linear *linear, const
 {
     const cuda_weights weights = {.parts = {linear}, .count = 1};
     float *hidden = transformer_hidden_at(s);
-    if (norm && cuda_is_thin(s, &weights) && s->rows <= KVF_THIN_NORM_ROWS) {
-        const kvf_thin_product product = cuda_thin(s, &weights, x);
+    if (norm && cuda_is_small_batch(s, &weights) && s->rows <= KVF_SMALL_BATCH_NORM_ROWS) {
+        const kvf_small_batch_gemm product = cuda_small_batch(s, &weights, x);
         const kvf_row_norm_args args = norm_of(s, norm);
-        return launched(kvf_thin_add_norm_cuda(&product, hidden, &args, part_of(s->t)->arrived,
-                                               kvf_stream_native(s->stream)));
+        return launched(kvf_small_batch_add_norm_cuda(
+            &product, hidden, &args, part_of(s->t)->arrived, kvf_stream_native(s->stream)));
     }
     KVF_TRY(multiply(s, &weights, x, hidden, true));
     return norm ? cuda_norm(s, norm) : KVF_OK;
@@ -202,10 +203,10 @@ static kvf_status cuda_mlp(const transformer_step *s, const transformer_layer *l
 {
     const transformer_buffers *b = &s->t->buffers;
     const cuda_weights both = {.parts = {&l->gate, &l->up}, .count = 2};
-    if (cuda_is_thin(s, &both)) {
-        const kvf_thin_product product = cuda_thin(s, &both, b->normed);
-        KVF_TRY(
-            launched(kvf_thin_swiglu_cuda(&product, b->activated, kvf_stream_native(s->stream))));
+    if (cuda_is_small_batch(s, &both)) {
+        const kvf_small_batch_gemm product = cuda_small_batch(s, &both, b->normed);
+        KVF_TRY(launched(
+            kvf_small_batch_swiglu_cuda(&product, b->activated, kvf_stream_native(s->stream))));
         return add(s, &l->down, b->activated, norm);
     }
     KVF_TRY(multiply(s, &both, b->normed, b->gate_up, false));

@@ -12,7 +12,7 @@
 #include "layer_ops.h"
 #include "model_fixture.h"
 #include "row_ops.h"
-#include "thin_product.h"
+#include "small_batch_gemm.h"
 #include "unit.h"
 
 #define ROWS_MAX 70u
@@ -100,15 +100,16 @@ static void drop(data *d)
     free(d->sums);
 }
 
-static kvf_thin_product product_of(const problem *p, const data *d, uint32_t first, uint32_t rows)
+static kvf_small_batch_gemm product_of(const problem *p, const data *d, uint32_t first,
+                                       uint32_t rows)
 {
     const size_t row_bytes = p->inputs * kvf_dtype_bytes(p->dtype);
-    return (kvf_thin_product){.dtype = p->dtype,
-                              .rows = rows,
-                              .inputs = p->inputs,
-                              .outputs = p->outputs,
-                              .weight = d->weight.device,
-                              .x = (const char *)d->x.device + first * row_bytes};
+    return (kvf_small_batch_gemm){.dtype = p->dtype,
+                                  .rows = rows,
+                                  .inputs = p->inputs,
+                                  .outputs = p->outputs,
+                                  .weight = d->weight.device,
+                                  .x = (const char *)d->x.device + first * row_bytes};
 }
 
 static kvf_row_norm_args norm_of(const problem *p, const data *d, uint32_t rows,
@@ -151,18 +152,18 @@ static void launch(const problem *p, const data *d, end_kind kind, uint32_t firs
                    const buffer out[4])
 {
     void *native = kvf_stream_native(stream), *y = out[0].device;
-    const kvf_thin_product product = product_of(p, d, first, rows);
+    const kvf_small_batch_gemm product = product_of(p, d, first, rows);
     int status = 0;
     if (kind == ROTATE || kind == NORM_ROTATE) {
         const kvf_row_rotate_args heads = heads_of(p, d, kind == NORM_ROTATE, first, out);
-        status = kvf_thin_rotate_cuda(&product, &heads, d->arrived.device, native);
+        status = kvf_small_batch_rotate_cuda(&product, &heads, d->arrived.device, native);
     } else if (kind == ADD_NORM) {
         const kvf_row_norm_args norm = norm_of(p, d, rows, out);
-        status = kvf_thin_add_norm_cuda(&product, y, &norm, d->arrived.device, native);
+        status = kvf_small_batch_add_norm_cuda(&product, y, &norm, d->arrived.device, native);
     } else if (kind == SWIGLU) {
-        status = kvf_thin_swiglu_cuda(&product, y, native);
+        status = kvf_small_batch_swiglu_cuda(&product, y, native);
     } else {
-        status = kvf_thin_product_cuda(&product, y, kind == ADD, native);
+        status = kvf_small_batch_gemm_cuda(&product, y, kind == ADD, native);
     }
     assert_int_equal(status, 0);
     assert_int_equal(kvf_stream_wait(stream), KVF_OK);
@@ -250,7 +251,7 @@ static buffer copy_of(const buffer *from)
 /* A norm after a product has the bits of one by itself; so have its sums. */
 static void check_norm(const problem *p, const data *d)
 {
-    const uint32_t rows = p->rows < KVF_THIN_NORM_ROWS ? p->rows : KVF_THIN_NORM_ROWS;
+    const uint32_t rows = p->rows < KVF_SMALL_BATCH_NORM_ROWS ? p->rows : KVF_SMALL_BATCH_NORM_ROWS;
     const size_t count = (size_t)rows * p->outputs, element = kvf_dtype_bytes(p->dtype);
     uint64_t random = 9;
     buffer one[4] = {take_numbers(KVF_FP32, count, 1.0, &random), take(count * element)};
@@ -319,16 +320,18 @@ static void products_are_right(void **state)
 /* More rows than one block should have, and heads that share a block. */
 static void others_are_refused(void **state)
 {
-    const problem p = {KVF_BF16, 144, 8, KVF_THIN_NORM_ROWS + 1, 2, 2, 24};
+    const problem p = {KVF_BF16, 144, 8, KVF_SMALL_BATCH_NORM_ROWS + 1, 2, 2, 24};
     void *native = kvf_stream_native(stream);
     data d = make(&p, 1);
     buffer none[4] = {take(64), take(64), take(64), take(64)};
-    const kvf_thin_product product = product_of(&p, &d, 0, p.rows);
+    const kvf_small_batch_gemm product = product_of(&p, &d, 0, p.rows);
     const kvf_row_norm_args norm = norm_of(&p, &d, p.rows, none);
     const kvf_row_rotate_args heads = heads_of(&p, &d, true, 0, none);
     assert_int_not_equal(
-        kvf_thin_add_norm_cuda(&product, none[0].device, &norm, d.arrived.device, native), 0);
-    assert_int_not_equal(kvf_thin_rotate_cuda(&product, &heads, d.arrived.device, native), 0);
+        kvf_small_batch_add_norm_cuda(&product, none[0].device, &norm, d.arrived.device, native),
+        0);
+    assert_int_not_equal(kvf_small_batch_rotate_cuda(&product, &heads, d.arrived.device, native),
+                         0);
     assert_int_equal(kvf_stream_wait(stream), KVF_OK);
     for (uint32_t i = 0; i < 4; i++)
         release(&none[i]);

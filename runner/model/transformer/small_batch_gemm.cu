@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Products of a few rows (thin_product.h).
+ * Products of a few rows (small_batch_gemm.h).
  *
  * Bound: W is read once, at 2 bytes an element. A block has 16 outputs, and its warps take turns of
  * 128 inputs; a lane has 8 loads of 16 bytes on their way, a warp 4 KiB, the 16 warps of a
@@ -18,11 +18,11 @@
  * beside a fence and an atomic per block: rows are read once more, 4 bytes an output from L2, which
  * at 4096 outputs is 16 KiB a row, 256 cycles of a multiprocessor that takes 64 bytes in one;
  * weights are in L2 by then. A launch of its own has a block per row, so it wins from some number
- * of rows on: KVF_THIN_NORM_ROWS are 2048 cycles, and 64 rows would be 16384. Norms of heads have a
- * last block each: 512 bytes a row at head_dim 128. Counted, not measured.
+ * of rows on: KVF_SMALL_BATCH_NORM_ROWS are 2048 cycles, and 64 rows would be 16384. Norms of heads
+ * have a last block each: 512 bytes a row at head_dim 128. Counted, not measured.
  */
 
-#include "thin_product.h"
+#include "small_batch_gemm.h"
 
 #include "row_ops.cuh"
 
@@ -35,36 +35,44 @@
 #define TILE_COLUMNS 8u
 #define ROWS_MAX     64u /* of a launch */
 
-/* THIN_HEADS: as THIN_ROTATE, with norms in between. */
-enum thin_kind { THIN_STORE, THIN_ADD, THIN_SWIGLU, THIN_ROTATE, THIN_HEADS };
+/* SMALL_BATCH_HEADS: as SMALL_BATCH_ROTATE, with norms in between. */
+enum small_batch_kind {
+    SMALL_BATCH_STORE,
+    SMALL_BATCH_ADD,
+    SMALL_BATCH_SWIGLU,
+    SMALL_BATCH_ROTATE,
+    SMALL_BATCH_HEADS
+};
 
-typedef struct thin_args {
-    thin_kind kind;
-    kvf_thin_product product; /* its rows: of one launch */
-    uint32_t row;             /* the first of them */
+typedef struct small_batch_args {
+    small_batch_kind kind;
+    kvf_small_batch_gemm product; /* its rows: of one launch */
+    uint32_t row;                 /* the first of them */
     uint32_t pairs;
-    kvf_row_rotate_args heads; /* THIN_ROTATE, THIN_HEADS */
-    kvf_row_norm_args norm;    /* THIN_ADD: of the sums, where `arrived` is not NULL */
+    kvf_row_rotate_args heads; /* SMALL_BATCH_ROTATE, SMALL_BATCH_HEADS */
+    kvf_row_norm_args norm;    /* SMALL_BATCH_ADD: of the sums, where `arrived` is not NULL */
     uint32_t *arrived;         /* blocks that share what comes after the product */
-    void *y;                   /* of other kinds than THIN_ROTATE */
-} thin_args;
+    void *y;                   /* of other kinds than SMALL_BATCH_ROTATE */
+} small_batch_args;
 
 /* Where a row of W begins. */
-static __device__ __forceinline__ const char *find_row(const kvf_thin_product &m, uint32_t output)
+static __device__ __forceinline__ const char *find_row(const kvf_small_batch_gemm &m,
+                                                       uint32_t output)
 {
     return (const char *)m.weight + (size_t)output * m.inputs * 2;
 }
 
 /* The outputs of a pair. The second one may be beyond the last output. */
-typedef struct thin_pair {
+typedef struct small_batch_pair {
     uint32_t first, second;
-} thin_pair;
+} small_batch_pair;
 
-static __device__ __forceinline__ thin_pair find_pair(const thin_args &a, uint32_t pair)
+static __device__ __forceinline__ small_batch_pair find_pair(const small_batch_args &a,
+                                                             uint32_t pair)
 {
-    if (a.kind == THIN_SWIGLU)
+    if (a.kind == SMALL_BATCH_SWIGLU)
         return {pair, a.pairs + pair};
-    if (a.kind == THIN_ROTATE || a.kind == THIN_HEADS) {
+    if (a.kind == SMALL_BATCH_ROTATE || a.kind == SMALL_BATCH_HEADS) {
         const uint32_t pairs = a.heads.head_dim / 2;
         const uint32_t first = pair / pairs * 2 * pairs + pair % pairs;
         return {first, first + pairs};
@@ -74,8 +82,8 @@ static __device__ __forceinline__ thin_pair find_pair(const thin_args &a, uint32
 }
 
 template <typename T>
-static __device__ __forceinline__ void store_heads(const thin_args &a, uint32_t row,
-                                                   const thin_pair &p, float x, float y)
+static __device__ __forceinline__ void store_heads(const small_batch_args &a, uint32_t row,
+                                                   const small_batch_pair &p, float x, float y)
 {
     const kvf_row_rotate_args &h = a.heads;
     const uint32_t pairs = h.head_dim / 2, head = p.first / h.head_dim, i = p.first % h.head_dim;
@@ -93,19 +101,19 @@ static __device__ __forceinline__ void store_heads(const thin_args &a, uint32_t 
 
 /* The sums of a pair for a row of x. */
 template <typename T>
-static __device__ __forceinline__ void finish(const thin_args &a, uint32_t row, const thin_pair &p,
-                                              float x, float y)
+static __device__ __forceinline__ void finish(const small_batch_args &a, uint32_t row,
+                                              const small_batch_pair &p, float x, float y)
 {
-    if (a.kind == THIN_SWIGLU) {
+    if (a.kind == SMALL_BATCH_SWIGLU) {
         ((T *)a.y)[(size_t)row * a.pairs + p.first] = kvf_from_float<T>(x / (1.0f + expf(-x)) * y);
-    } else if (a.kind == THIN_ROTATE) {
+    } else if (a.kind == SMALL_BATCH_ROTATE) {
         store_heads<T>(a, row, p, x, y);
     } else {
         float *to = (float *)a.y + (size_t)row * a.product.outputs;
         if (p.first < a.product.outputs)
-            to[p.first] = a.kind == THIN_ADD ? to[p.first] + x : x;
+            to[p.first] = a.kind == SMALL_BATCH_ADD ? to[p.first] + x : x;
         if (p.second < a.product.outputs)
-            to[p.second] = a.kind == THIN_ADD ? to[p.second] + y : y;
+            to[p.second] = a.kind == SMALL_BATCH_ADD ? to[p.second] + y : y;
     }
 }
 
@@ -146,11 +154,11 @@ static __device__ __forceinline__ void multiply_step(float sum[4], const uint4 &
 /* The last block of the product, or of a head, has the norm. Its sums are read again: 4 bytes each,
  * from L2. */
 template <typename T, uint32_t tiles>
-static __device__ __forceinline__ void go_on(const thin_args &a)
+static __device__ __forceinline__ void go_on(const small_batch_args &a)
 {
     uint32_t *is_last = (uint32_t *)(void *)kvf_shared();
     float *partial = (float *)(void *)(is_last + 1);
-    if (a.kind == THIN_HEADS) {
+    if (a.kind == SMALL_BATCH_HEADS) {
         const uint32_t blocks = a.heads.head_dim / (2 * PAIRS), head = blockIdx.x / blocks;
         if (kvf_arrives_last(is_last, &a.arrived[head], blocks))
             for (uint32_t row = threadIdx.x / 32; row < a.product.rows; row += blockDim.x / 32)
@@ -159,23 +167,23 @@ static __device__ __forceinline__ void go_on(const thin_args &a)
         if (a.product.rows == 1)
             kvf_norm_rows<T, 1>(a.norm, 0, 1, partial);
         else
-            kvf_norm_rows<T, KVF_THIN_NORM_ROWS>(a.norm, 0, a.product.rows, partial);
+            kvf_norm_rows<T, KVF_SMALL_BATCH_NORM_ROWS>(a.norm, 0, a.product.rows, partial);
     }
 }
 
 /* One block per PAIRS pairs. Shared: [warps, 2 x PAIRS, columns] fp32. */
 template <typename T, uint32_t tiles>
 static __global__ void __launch_bounds__(WARPS_MAX * 32u, 1)
-    thin_kernel(const __grid_constant__ thin_args a)
+    small_batch_kernel(const __grid_constant__ small_batch_args a)
 {
     constexpr uint32_t columns = tiles * TILE_COLUMNS;
-    const kvf_thin_product &m = a.product;
+    const kvf_small_batch_gemm &m = a.product;
     kvf_let_next_start();
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
     const uint32_t group = lane / 4, place = lane % 4;
     float(*partial)[2 * PAIRS][columns] = (float(*)[2 * PAIRS][columns])(void *)kvf_shared();
     const uint32_t pair = blockIdx.x * PAIRS + group;
-    const thin_pair p = find_pair(a, pair);
+    const small_batch_pair p = find_pair(a, pair);
     const bool has_first = pair < a.pairs && p.first < a.product.outputs;
     const bool has_second = pair < a.pairs && p.second < a.product.outputs;
     const char *first = find_row(m, p.first), *second = find_row(m, p.second);
@@ -225,17 +233,18 @@ static __global__ void __launch_bounds__(WARPS_MAX * 32u, 1)
         go_on<T, tiles>(a);
 }
 
-template <typename T, uint32_t tiles> static cudaError_t launch(const thin_args &a, void *stream)
+template <typename T, uint32_t tiles>
+static cudaError_t launch(const small_batch_args &a, void *stream)
 {
     const uint32_t turn_inputs = STEPS * STEP_INPUTS;
     const uint32_t turns = (a.product.inputs + turn_inputs - 1) / turn_inputs;
     const uint32_t warps = turns < WARPS_MAX && !a.norm.y ? turns : WARPS_MAX;
     const size_t shared = (size_t)warps * 2 * PAIRS * tiles * TILE_COLUMNS * sizeof(float);
-    return kvf_cuda_launch_early<thin_kernel<T, tiles>>(
+    return kvf_cuda_launch_early<small_batch_kernel<T, tiles>>(
         dim3((a.pairs + PAIRS - 1) / PAIRS), dim3(warps * 32u), shared, (cudaStream_t)stream, a);
 }
 
-template <typename T> static cudaError_t launch_rows(const thin_args &a, void *stream)
+template <typename T> static cudaError_t launch_rows(const small_batch_args &a, void *stream)
 {
     if (a.product.rows <= TILE_COLUMNS)
         return launch<T, 1>(a, stream);
@@ -244,9 +253,9 @@ template <typename T> static cudaError_t launch_rows(const thin_args &a, void *s
     return launch<T, ROWS_MAX / TILE_COLUMNS>(a, stream);
 }
 
-static int launch_all(thin_args a, void *stream)
+static int launch_all(small_batch_args a, void *stream)
 {
-    const kvf_thin_product all = a.product;
+    const kvf_small_batch_gemm all = a.product;
     cudaError_t status = cudaSuccess;
     if (all.rows == 0 || all.inputs == 0 || all.inputs % LANE_INPUTS != 0 || all.dtype == KVF_FP32)
         return (int)cudaErrorInvalidValue;
@@ -258,9 +267,10 @@ static int launch_all(thin_args a, void *stream)
     return (int)status;
 }
 
-static thin_args sums_of(const kvf_thin_product *product, float *y, thin_kind kind)
+static small_batch_args sums_of(const kvf_small_batch_gemm *product, float *y,
+                                small_batch_kind kind)
 {
-    thin_args a = {};
+    small_batch_args a = {};
     a.product = *product;
     a.pairs = (a.product.outputs + 2 * PAIRS - 1) / (2 * PAIRS) * PAIRS;
     a.y = y;
@@ -268,48 +278,50 @@ static thin_args sums_of(const kvf_thin_product *product, float *y, thin_kind ki
     return a;
 }
 
-extern "C" int kvf_thin_product_cuda(const kvf_thin_product *product, float *y, uint32_t accumulate,
-                                     void *stream)
+extern "C" int kvf_small_batch_gemm_cuda(const kvf_small_batch_gemm *product, float *y,
+                                         uint32_t accumulate, void *stream)
 {
-    return launch_all(sums_of(product, y, accumulate ? THIN_ADD : THIN_STORE), stream);
+    return launch_all(sums_of(product, y, accumulate ? SMALL_BATCH_ADD : SMALL_BATCH_STORE),
+                      stream);
 }
 
-extern "C" int kvf_thin_add_norm_cuda(const kvf_thin_product *product, float *y,
-                                      const kvf_row_norm_args *norm, uint32_t *arrived,
-                                      void *stream)
+extern "C" int kvf_small_batch_add_norm_cuda(const kvf_small_batch_gemm *product, float *y,
+                                             const kvf_row_norm_args *norm, uint32_t *arrived,
+                                             void *stream)
 {
-    thin_args a = sums_of(product, y, THIN_ADD);
+    small_batch_args a = sums_of(product, y, SMALL_BATCH_ADD);
     a.norm = *norm;
     a.arrived = arrived;
-    if (product->rows > KVF_THIN_NORM_ROWS || norm->rows != product->rows || norm->x != y ||
+    if (product->rows > KVF_SMALL_BATCH_NORM_ROWS || norm->rows != product->rows || norm->x != y ||
         norm->width != a.product.outputs || norm->dtype != product->dtype)
         return (int)cudaErrorInvalidValue;
     return launch_all(a, stream);
 }
 
-extern "C" int kvf_thin_swiglu_cuda(const kvf_thin_product *product, void *y, void *stream)
+extern "C" int kvf_small_batch_swiglu_cuda(const kvf_small_batch_gemm *product, void *y,
+                                           void *stream)
 {
-    thin_args a = {};
+    small_batch_args a = {};
     a.product = *product;
     a.pairs = a.product.outputs / 2;
     a.y = y;
-    a.kind = THIN_SWIGLU;
+    a.kind = SMALL_BATCH_SWIGLU;
     return launch_all(a, stream);
 }
 
-extern "C" int kvf_thin_rotate_cuda(const kvf_thin_product *product,
-                                    const kvf_row_rotate_args *heads, uint32_t *arrived,
-                                    void *stream)
+extern "C" int kvf_small_batch_rotate_cuda(const kvf_small_batch_gemm *product,
+                                           const kvf_row_rotate_args *heads, uint32_t *arrived,
+                                           void *stream)
 {
-    thin_args a = {};
+    small_batch_args a = {};
     a.product = *product;
     a.heads = *heads;
     a.pairs = a.product.outputs / 2;
-    a.kind = THIN_ROTATE;
+    a.kind = SMALL_BATCH_ROTATE;
     if (heads->query_norm || heads->key_norm) {
-        if (!kvf_thin_norms_heads(heads->head_dim))
+        if (!kvf_small_batch_norms_heads(heads->head_dim))
             return (int)cudaErrorInvalidValue;
-        a.kind = THIN_HEADS;
+        a.kind = SMALL_BATCH_HEADS;
         a.arrived = arrived;
         a.y = (float *)(uintptr_t)heads->qkv;
     }

@@ -15,7 +15,7 @@
 #include "matmul_cublas.h"
 #include "options.h"
 #include "output.h"
-#include "thin_product.h"
+#include "small_batch_gemm.h"
 
 #include <string.h>
 
@@ -38,29 +38,29 @@ static const shape shapes[] = {{"queries, keys, values", 6144, 4096},
                                {"logits", OUTPUTS_MAX, 4096}};
 
 #define COLUMNS(X)                                                                                 \
-    X(THIN_NAME, "name", "product", TEXT, 0)                                                       \
-    X(THIN_ROWS, "rows", "rows", INTEGER, 0)                                                       \
-    X(THIN_BYTES, "bytes", NULL, REAL, 0)                                                          \
-    X(THIN_FLOOR, "floor_us", "floor us", REAL, 2)                                                 \
-    X(THIN_KERNEL, "kernel_us", "kernel us", REAL, 2)                                              \
-    X(THIN_KERNEL_P10, "kernel_p10_us", "p10", REAL, 2)                                            \
-    X(THIN_KERNEL_P90, "kernel_p90_us", "p90", REAL, 2)                                            \
-    X(THIN_OF_COPIES, "of_copies", "of copies", REAL, 2)                                           \
-    X(THIN_CUBLAS, "cublas_us", "cuBLAS us", REAL, 2)                                              \
-    X(THIN_CUBLAS_P10, "cublas_p10_us", "p10", REAL, 2)                                            \
-    X(THIN_CUBLAS_P90, "cublas_p90_us", "p90", REAL, 2)
+    X(SMALL_BATCH_NAME, "name", "product", TEXT, 0)                                                \
+    X(SMALL_BATCH_ROWS, "rows", "rows", INTEGER, 0)                                                \
+    X(SMALL_BATCH_BYTES, "bytes", NULL, REAL, 0)                                                   \
+    X(SMALL_BATCH_FLOOR, "floor_us", "floor us", REAL, 2)                                          \
+    X(SMALL_BATCH_KERNEL, "kernel_us", "kernel us", REAL, 2)                                       \
+    X(SMALL_BATCH_KERNEL_P10, "kernel_p10_us", "p10", REAL, 2)                                     \
+    X(SMALL_BATCH_KERNEL_P90, "kernel_p90_us", "p90", REAL, 2)                                     \
+    X(SMALL_BATCH_OF_COPIES, "of_copies", "of copies", REAL, 2)                                    \
+    X(SMALL_BATCH_CUBLAS, "cublas_us", "cuBLAS us", REAL, 2)                                       \
+    X(SMALL_BATCH_CUBLAS_P10, "cublas_p10_us", "p10", REAL, 2)                                     \
+    X(SMALL_BATCH_CUBLAS_P90, "cublas_p90_us", "p90", REAL, 2)
 
-enum thin_column { COLUMNS(CLI_COLUMN_NUMBER) THIN_COLUMNS };
+enum small_batch_column { COLUMNS(CLI_COLUMN_NUMBER) SMALL_BATCH_COLUMNS };
 
 static const cli_column columns[] = {COLUMNS(CLI_COLUMN_ROW)};
 
-typedef struct thin_options {
+typedef struct small_batch_options {
     uint32_t divide;
     const char *json;
-} thin_options;
+} small_batch_options;
 
 typedef struct bench {
-    thin_options options;
+    small_batch_options options;
     uint32_t repetitions;
     cli_table table;
     cli_output json;
@@ -78,13 +78,13 @@ typedef kvf_status (*way_fn)(const bench *b, const shape *s, uint32_t rows, cons
 
 static kvf_status by_kernel(const bench *b, const shape *s, uint32_t rows, const void *weight)
 {
-    const kvf_thin_product product = {.dtype = KVF_BF16,
-                                      .rows = rows,
-                                      .inputs = s->inputs,
-                                      .outputs = s->outputs,
-                                      .weight = weight,
-                                      .x = b->x};
-    return kvf_thin_product_cuda(&product, b->y, 0, kvf_stream_native(b->stream)) == 0
+    const kvf_small_batch_gemm product = {.dtype = KVF_BF16,
+                                          .rows = rows,
+                                          .inputs = s->inputs,
+                                          .outputs = s->outputs,
+                                          .weight = weight,
+                                          .x = b->x};
+    return kvf_small_batch_gemm_cuda(&product, b->y, 0, kvf_stream_native(b->stream)) == 0
                ? KVF_OK
                : KVF_DEVICE_FAILED;
 }
@@ -149,13 +149,13 @@ static kvf_status add_row(bench *b, const shape *s, uint32_t rows)
     cli_cell *row = cli_table_row(&b->table);
     if (!row)
         return KVF_OUT_OF_MEMORY;
-    cli_cell_text(&row[THIN_NAME], s->name);
-    cli_cell_integer(&row[THIN_ROWS], rows);
-    cli_cell_real(&row[THIN_BYTES], bytes);
-    cli_cell_real(&row[THIN_FLOOR], floor);
-    KVF_TRY(measure(b, by_kernel, s, rows, &row[THIN_KERNEL]));
-    cli_cell_real(&row[THIN_OF_COPIES], floor / row[THIN_KERNEL].real);
-    return b->cublas ? measure(b, by_cublas, s, rows, &row[THIN_CUBLAS]) : KVF_OK;
+    cli_cell_text(&row[SMALL_BATCH_NAME], s->name);
+    cli_cell_integer(&row[SMALL_BATCH_ROWS], rows);
+    cli_cell_real(&row[SMALL_BATCH_BYTES], bytes);
+    cli_cell_real(&row[SMALL_BATCH_FLOOR], floor);
+    KVF_TRY(measure(b, by_kernel, s, rows, &row[SMALL_BATCH_KERNEL]));
+    cli_cell_real(&row[SMALL_BATCH_OF_COPIES], floor / row[SMALL_BATCH_KERNEL].real);
+    return b->cublas ? measure(b, by_cublas, s, rows, &row[SMALL_BATCH_CUBLAS]) : KVF_OK;
 }
 
 static kvf_status measure_all(bench *b)
@@ -229,13 +229,13 @@ static int run(bench *b)
     kvf_error error = {0};
     kvf_status status = reserve(b);
     if (status == KVF_OK && kvf_cublas_open(b->workspace, NULL, &b->cublas, &error) != KVF_OK)
-        fprintf(stderr, "bench_thin: %s\n", error.text);
+        fprintf(stderr, "bench_small_batch: %s\n", error.text);
     if (status == KVF_OK)
         status = measure_copy(b);
     if (status == KVF_OK)
         status = measure_all(b);
     if (status != KVF_OK) {
-        fprintf(stderr, "bench_thin: %s\n", kvf_runtime_error(b->runtime)->text);
+        fprintf(stderr, "bench_small_batch: %s\n", kvf_runtime_error(b->runtime)->text);
         return 1;
     }
     const cli_fact facts[] = {{"bench", "thin", 0.0}, {"copy_gb_per_s", NULL, b->rate}, {0}};
@@ -247,20 +247,20 @@ static int run(bench *b)
 
 static void set_defaults(void *options)
 {
-    *(thin_options *)options = (thin_options){.divide = 1};
+    *(small_batch_options *)options = (small_batch_options){.divide = 1};
 }
 
 int main(int argc, char **argv)
 {
     static const cli_option rows[] = {
-        {.is = {"divide", KVF_SETTING_WHOLE, CLI_FIELD(thin_options, divide), .low = 1, .high = 512,
-                .meaning = "make everything smaller"}},
-        {.is = {"json", KVF_SETTING_TEXT, CLI_FIELD(thin_options, json),
+        {.is = {"divide", KVF_SETTING_WHOLE, CLI_FIELD(small_batch_options, divide), .low = 1,
+                .high = 512, .meaning = "make everything smaller"}},
+        {.is = {"json", KVF_SETTING_TEXT, CLI_FIELD(small_batch_options, json),
                 .meaning = "write every figure there as well"}},
     };
-    bench b = {.table = {.columns = columns, .column_count = THIN_COLUMNS}};
-    cli_command command = {.name = "bench_thin",
-                           .usage = "usage: bench_thin [OPTION...]",
+    bench b = {.table = {.columns = columns, .column_count = SMALL_BATCH_COLUMNS}};
+    cli_command command = {.name = "bench_small_batch",
+                           .usage = "usage: bench_small_batch [OPTION...]",
                            .stray = "it takes options alone",
                            .defaults = set_defaults};
     kvf_runtime_config config;
@@ -275,7 +275,7 @@ int main(int argc, char **argv)
     b.repetitions = b.options.divide == 1 ? REPETITIONS : 1;
     b.bytes = kvf_round_up(WEIGHT_BYTES / b.options.divide, FILL_BYTES);
     if (kvf_runtime_open(&config, &b.runtime, &error) != KVF_OK) {
-        fprintf(stderr, "bench_thin: %s\n", error.text);
+        fprintf(stderr, "bench_small_batch: %s\n", error.text);
         return error.status == KVF_UNSUPPORTED ? 77 : 1;
     }
     const int status = b.options.json && !cli_output_open(&b.json, b.options.json) ? 1 : run(&b);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Products of the rows of a step, up to KVF_WIDE_ROWS_MAX at a time, built once per instruction
- * set: each row gets the bits that dot_rows gives it alone.
+ * Products of the rows of a step, up to KVF_SMALL_BATCH_ROWS_MAX at a time, built once per
+ * instruction set: each row gets the bits that dot_rows gives it alone.
  *
  * Bound: memory at few rows, arithmetic at many. Tiles of ROWS rows meet OUTPUTS outputs. A result
  * is several sums over columns that are a vector apart, as in dot_rows; a tile takes one of them
@@ -27,10 +27,10 @@
 #define OUTPUTS 3u
 #define ROWS    4u
 #endif
-#define GROUP KVF_WIDE_OUTPUTS
+#define GROUP KVF_SMALL_BATCH_OUTPUTS
 
 #define TILES        (GROUP / OUTPUTS)
-#define ROW_TILES    ((KVF_WIDE_ROWS_MAX + ROWS - 1) / ROWS)
+#define ROW_TILES    ((KVF_SMALL_BATCH_ROWS_MAX + ROWS - 1) / ROWS)
 /* Columns at a time; and of weights where they are. */
 #define PIECE        768u
 #define DIRECT_PIECE 1536u
@@ -209,7 +209,7 @@ static void (*const add_tile[2][ROWS])(const tile *t) = {
 
 /* Some results of a tile. */
 typedef struct results {
-    const kvf_wide_product *p;
+    const kvf_small_batch_product *p;
     uint32_t output, outputs; /* the first of them, and how many */
     uint32_t row, rows;
     size_t whole; /* columns that are in the sums */
@@ -234,7 +234,7 @@ static __attribute__((noinline)) void add_tails(const results *r, float *sum)
 /* Their sums, with what dot_rows adds to them. */
 KVF_ALWAYS_INLINE void store_results(const results *r, float *sum)
 {
-    const kvf_wide_product *p = r->p;
+    const kvf_small_batch_product *p = r->p;
     float *y = p->y + r->row * p->y_stride + r->output;
     if (r->whole < p->linear->inputs)
         add_tails(r, sum);
@@ -250,7 +250,7 @@ KVF_ALWAYS_INLINE void store_results(const results *r, float *sum)
 
 /* A piece of the columns of a group. */
 typedef struct piece {
-    const kvf_wide_product *p;
+    const kvf_small_batch_product *p;
     uint32_t output, outputs; /* of the group: the first, and how many */
     uint32_t sums, row_tiles;
     size_t first, columns, whole;
@@ -291,7 +291,7 @@ static void find_weights(piece *g, float (*wide)[PIECE])
 /* Some rows with OUTPUTS outputs, the o-th of the group and on. */
 static void add_rows(const piece *g, uint32_t o, uint32_t row, uint32_t rows, uint32_t row_tile)
 {
-    const kvf_wide_product *p = g->p;
+    const kvf_small_batch_product *p = g->p;
     const size_t row_bytes = kvf_linear_row_bytes(p->linear), element = g->direct ? 2 : 4;
     float result[ROWS * LINE];
     const bool ends = g->first + g->columns >= g->whole;
@@ -338,7 +338,7 @@ static uint32_t sums_of(const kvf_linear *linear)
 }
 
 /* @return how many outputs it has */
-static uint32_t multiply_group(const kvf_wide_product *p, uint32_t output)
+static uint32_t multiply_group(const kvf_small_batch_product *p, uint32_t output)
 {
     _Alignas(64) float wide[GROUP][PIECE];
     tile_sum of[TILES * ROW_TILES][KVF_SUMS];
@@ -358,10 +358,10 @@ static uint32_t multiply_group(const kvf_wide_product *p, uint32_t output)
     return g.outputs;
 }
 
-static void multiply(const kvf_wide_product *p)
+static void multiply(const kvf_small_batch_product *p)
 {
     for (uint32_t output = 0; output < p->outputs;)
         output += multiply_group(p, output);
 }
 
-const kvf_wide_kernel KVF_LINEAR_SYMBOL(kvf_wide_kernel_) = {multiply};
+const kvf_small_batch_kernel KVF_LINEAR_SYMBOL(kvf_small_batch_kernel_) = {multiply};
