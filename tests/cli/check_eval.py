@@ -21,7 +21,6 @@ KVFERRY, EXAMPLES = sys.argv[1:3]
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, os.path.join(ROOT, "tools"))
 import eval_footprint  # noqa: E402
-import eval_kept  # noqa: E402
 import eval_niah  # noqa: E402
 import eval_papers  # noqa: E402
 import eval_report  # noqa: E402
@@ -260,31 +259,6 @@ def check_report():
     check("escapes", eval_texts.unescaped(eval_texts.escaped("a\\n\n\tb")) == "a\\n\n\tb")
 
 
-def check_kept():
-    """Kept choices beside choosing always, of documents that were asked both."""
-    def said(score, chosen, answer):
-        return {"score": score, "answer": answer, "counts": dict.fromkeys(eval_kept.COUNTS, 10) | {"chosen": chosen}}
-
-    def line(name, score, variant="512:3"):
-        return {"name": name, "cpu_seconds": 1, "questions": [
-            {"512:0": said(1.0, 10, "a"), variant: said(score, 3, "a" if score else "b")}]}
-
-    lines = [line("niah_single_1-2048-0", 0.0), line("niah_single_1-2048-0", 1.0), line("fwe-2048-1", 0.0),
-             line("vt-4096-0", 1.0, "512:2")]
-    kept = eval_kept.Said(lines, "512:3")
-    check("a document counts once, as it was asked last", kept.mine == [[1.0], [0.0]] and kept.questions() == 2)
-    check("a share of choosing always", kept.kept()[0] == 0.5 and kept.same() == 0.5 and
-          kept.share("chosen", "lists") == 0.3)
-    check("a part of the questions settles nothing", kept.passes() == "open")
-    eval_kept.QUESTIONS, before = 2, eval_kept.QUESTIONS
-    check("a lower end below the least", kept.passes() == "no")
-    check("all the same", eval_kept.Said(lines[1:2] + [line("fwe-2048-1", 1.0)], "512:3").passes() == "yes")
-    eval_kept.QUESTIONS = before
-    check("more chosen than is allowed", eval_kept.Said(lines, "512:0").passes() == "no: chosen")
-    check("kinds of tasks and lengths", [(n, len(some)) for n, some in eval_kept.groups(lines) if some] == [
-        ("one needle", 2), ("frequent words", 1), ("variables", 1), ("2048 tokens", 3), ("4096 tokens", 1)])
-
-
 def check_ruler_report():
     """Judged questions, and how much is kept."""
     def told(full, mine):
@@ -449,7 +423,6 @@ def main():
         check_whole_set(folder, *texts[0])
         check_niah(texts[0][0].replace(" . ", ". "))
     check_report()
-    check_kept()
     check_ruler_report()
     check_papers()
     with tempfile.TemporaryDirectory() as folder:
