@@ -355,10 +355,12 @@ def transformers(rig):
                 name = next(name for name, p in model.named_parameters() if "layers.1.self_attn" in name and p.ndim == 2)
                 model.get_parameter(name).data.mul_(-1)
             model.set_attn_implementation("kvferry")
-            got = logits_of(model, ids, mask, "kvferry", past_key_values=kvferry.hf.Cache(model, budget=2048))
-            error = ((got - wanted).abs().max() / wanted.abs().max()).item()
-            must(error < CLOSE_LOGITS, "%s, %d tokens of padding: logits differ by %g of the largest, at most %g",
-                 family, left_out, error, CLOSE_LOGITS)
+            for whose in ("own", "library"):
+                got = logits_of(model, ids, mask, "kvferry", past_key_values=kvferry.hf.Cache(
+                    model, budget=2048, prompt_attention=whose))
+                error = ((got - wanted).abs().max() / wanted.abs().max()).item()
+                must(error < CLOSE_LOGITS, "%s, %d tokens of padding, prompt_attention = %s: logits differ by %g of the "
+                     "largest, at most %g", family, left_out, whose, error, CLOSE_LOGITS)
 
 
 def blocks(**settings):
