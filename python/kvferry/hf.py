@@ -819,7 +819,7 @@ class Cache(_caches.DynamicCache):
         if by_torch and params.sinks is None and params.cap is None:
             own = max(len(q) - self._cache.settings.observe_window, 0)
         if own:
-            attend_by_torch(q, k, v, params.scale, out)
+            attend_by_torch(q[:own], k[:own], v[:own], params.scale, out[:own])
             self._cache.prefill(row, None, k[:own], v[:own], layer=layer)
         if own < len(q):
             self._cache.prefill(row, q[own:], k[own:], v[own:], out[own:], layer=layer)

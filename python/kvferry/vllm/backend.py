@@ -88,7 +88,7 @@ class Builder(AttentionMetadataBuilder[Pass]):
         self.by_library = self.pool.options.prompt_attention == LIBRARY
         if self.by_library:
             log.info("kvferry: tokens of prompts without context are attended by %s", " and ".join(sorted({
-                impl.whose() for impl in self.engine.implementations(Impl).values()})))
+                impl.take_library() for impl in self.engine.implementations(Impl).values()})))
 
     @classmethod
     def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> AttentionCGSupport:
@@ -200,11 +200,13 @@ class Impl(AttentionImpl[Pass]):
         self.pool: Optional[Pool] = None # of this rank, once all its layers are there
         self.index, self.is_last = 0, False # of the layer, or its owner, in it
         self.is_plain = sinks is None and not self.soft_cap and self.owner is None # so that any attention serves
-        self.varlen = flash_attention(head_size) if self.is_plain and self.value_size == head_size else None
+        self.varlen: Any = None # what attends tokens without context, if a library may; None: torch
         self.bound: tuple = () # the blocks, where their codes of this layer are, and from block to block
 
-    def whose(self) -> str:
-        """Whose kernels attend tokens without context, if a library may."""
+    def take_library(self) -> str:
+        """From now on a library attends tokens without context, where it serves. Whose kernels these are."""
+        if self.is_plain and self.value_size == self.head_size:
+            self.varlen = flash_attention(self.engine.config, self.head_size)
         return "kvferry" if not self.is_plain else "FlashAttention" if self.varlen else "torch"
 
     def params(self) -> tuple:

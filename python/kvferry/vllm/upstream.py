@@ -390,9 +390,8 @@ def number_of_layer(name: str) -> int:
     return extract_layer_index(name)
 
 
-def flash_attention(head_size: int) -> Optional[Callable]:
+def flash_attention(config: VllmConfig, head_size: int) -> Optional[Callable]:
     """FlashAttention as vLLM takes it on this GPU, for heads of that size in 16 bits; None where it has none."""
-    config: VllmConfig = get_current_vllm_config()
     if not current_platform.is_cuda() or config.model_config.dtype == torch.float32 or head_size % 8 or head_size > 256:
         return None
     from vllm.v1.attention.backends.fa_utils import ( # pylint: disable=import-outside-toplevel
