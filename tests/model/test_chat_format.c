@@ -133,7 +133,7 @@ static kvf_status read_row(void *user, char *change, size_t size, kvf_error *err
 {
     json_document *document;
     kvf_chat_message message;
-    kvf_status status = json_parse(change, strlen(change), "messages", &document, error);
+    kvf_status status = json_parse_as_written(change, strlen(change), "messages", &document, error);
     if (status != KVF_OK)
         return status;
     status = kvf_chat_message_read(json_root(document), "m.json: message 3", &message, error);

@@ -264,7 +264,7 @@ kvf_status cli_json_lines(const char *path, cli_line_fn fn, void *user, kvf_erro
         snprintf(where, sizeof where, "%.200s: line %llu", path, (unsigned long long)++number);
         if (is_blank(line, size))
             continue;
-        status = json_parse(line, size, where, &document, error);
+        status = json_parse_as_written(line, size, where, &document, error);
         if (status == KVF_OK)
             status = fn(user, json_root(document), where, number, error);
         json_free(document);

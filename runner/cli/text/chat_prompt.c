@@ -144,8 +144,8 @@ kvf_status cli_chat_encode(const cli_chat *chat, const cli_chat_options *o,
     if (o->messages_file) {
         status = model_read_file(o->messages_file, MESSAGES_BYTES_MAX, &text, error);
         if (status == KVF_OK)
-            status = json_parse(text.bytes ? text.bytes : "", text.size, o->messages_file,
-                                &document, error);
+            status = json_parse_as_written(text.bytes ? text.bytes : "", text.size,
+                                           o->messages_file, &document, error);
         kvf_text_free(&text);
     }
     if (document)

@@ -5,9 +5,8 @@
 /*
  * JSON from files that are not trusted, read by jansson and checked.
  *
- * Refused: duplicate keys, NUL in keys, nesting beyond JSON_DEPTH_MAX, numbers beyond a double,
- * text that is not UTF-8. It does not write JSON. Clients see nothing of jansson but the kinds of
- * values.
+ * Refused: duplicate keys, nesting beyond JSON_DEPTH_MAX, numbers beyond a double, text that is not
+ * UTF-8. It does not write JSON. Clients see nothing of jansson but the kinds of values.
  *
  * Invariant: values lie in preorder in one array: the first child of v is v + 1, the value after
  * v's subtree is v + v->skip; every string is valid UTF-8 and zero-terminated.
@@ -23,14 +22,15 @@
 
 #define JSON_DEPTH_MAX 64u
 
-/* JSON_INTEGER is not negative and below 2^53, however it is written; any other number is
- * JSON_REAL. */
+/* JSON_INTEGER is not negative and below 2^53; any other number is JSON_REAL. So is 1.0, in a
+ * document that was parsed as written. */
 typedef json_type json_kind;
 
 typedef struct json_value {
     json_kind kind;
     uint32_t skip;     /* values in this subtree, itself included */
-    uint32_t size;     /* bytes of a string, members of an array or object */
+    uint32_t size;     /* bytes of a string, members of an array or object; of a JSON_REAL, 1 if it
+                          was written as a whole number */
     uint32_t key_size; /* bytes of the key; 0 outside objects */
     const char *key;   /* NULL outside objects */
     union {
@@ -48,6 +48,10 @@ typedef struct json_document json_document;
  */
 KVF_CHECKED kvf_status json_parse(const char *text, size_t bytes, const char *what,
                                   json_document **out, kvf_error *error);
+/** As json_parse; whole numbers and others are told apart by how they are written, and whole ones
+ * beyond 2^53 are refused: for what is handed on. */
+KVF_CHECKED kvf_status json_parse_as_written(const char *text, size_t bytes, const char *what,
+                                             json_document **out, kvf_error *error);
 void json_free(json_document *document);
 const json_value *json_root(const json_document *document);
 

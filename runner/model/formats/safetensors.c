@@ -111,6 +111,10 @@ static kvf_status read_tensor(tensor_reader *reader, const json_value *entry, we
     if (entry->kind != JSON_OBJECT)
         return model_fail(reader->error, KVF_CORRUPT, "%s: tensor %.120s is %s, not an object",
                           reader->file->name, entry->key, json_kind_name(entry));
+    if (strlen(entry->key) != entry->key_size)
+        return model_fail(reader->error, KVF_CORRUPT,
+                          "%s: tensor %.120s has a zero byte in its name", reader->file->name,
+                          entry->key);
     *out = (weight_entry){.tensor.name = entry->key};
     KVF_TRY(read_dtype(reader, entry, &tensor->dtype));
     reader->element = (uint32_t)kvf_dtype_bytes(tensor->dtype);
@@ -123,6 +127,14 @@ static kvf_status read_tensor(tensor_reader *reader, const json_value *entry, we
 
 /* ---- one file ---- */
 
+static uint64_t read_u64_le(const char *bytes)
+{
+    uint64_t value = 0;
+    for (size_t i = 0; i < 8; i++)
+        value |= (uint64_t)(unsigned char)bytes[i] << (8 * i);
+    return value;
+}
+
 /* Append the tensors of a file whose bytes are in place. */
 static kvf_status read_header(kvf_weights *weights, weight_file *file, kvf_error *error)
 {
@@ -130,8 +142,7 @@ static kvf_status read_header(kvf_weights *weights, weight_file *file, kvf_error
         return model_fail(error, KVF_CORRUPT,
                           "%s has %zu bytes, too few for a safetensors header; download it again",
                           file->name, file->bytes.size);
-    uint64_t header_bytes; /* little endian, as every machine this runs on */
-    memcpy(&header_bytes, file->bytes.bytes, sizeof header_bytes);
+    uint64_t header_bytes = read_u64_le(file->bytes.bytes);
     if (header_bytes > HEADER_BYTES_MAX || header_bytes > file->bytes.size - 8)
         return model_fail(error, KVF_CORRUPT,
                           "%s: a header of %" PRIu64
@@ -234,7 +245,8 @@ static kvf_status check_map(const kvf_weights *weights, const json_value *map,
 {
     for (const json_value *shard = json_first(map); shard; shard = json_next(map, shard)) {
         const weight_file *file = find_shard(weights, shard->as.string);
-        const kvf_tensor *tensor = kvf_weights_get(weights, shard->key);
+        const kvf_tensor *tensor =
+            strlen(shard->key) == shard->key_size ? kvf_weights_get(weights, shard->key) : NULL;
         if (!tensor || (uintptr_t)tensor->data - (uintptr_t)file->bytes.bytes > file->bytes.size)
             return model_fail(error, KVF_CORRUPT,
                               "%s: tensor %.120s is not in %.120s, where weight_map says it is",
