@@ -18,7 +18,7 @@ static void check_error(kvf_status status, const kvf_error *error)
     fuzz_require(status == KVF_OK || (error->status == status && error->text[0] != '\0'));
 }
 
-/* The written text is JSON, or text of the file is no UTF-8, or no key of jansson's. */
+/* The written text is JSON, or text of the file is no UTF-8. */
 static void check_part(const gguf *file, const char *name)
 {
     kvf_text text = {0};
@@ -32,8 +32,7 @@ static void check_part(const gguf *file, const char *name)
         status = json_parse(text.bytes, text.size, name, &json, &error);
         fuzz_require(status == KVF_OK || status == KVF_OUT_OF_MEMORY ||
                      strstr(error.text, "unable to decode") != NULL ||
-                     strstr(error.text, "duplicate object key") != NULL ||
-                     strstr(error.text, "NUL byte in object key") != NULL);
+                     strstr(error.text, "duplicate object key") != NULL);
     }
     if (status == KVF_OK && strcmp(name, "config.json") == 0) {
         status = kvf_model_config_parse(text.bytes, text.size, NULL, 0, &config, &error);
