@@ -111,7 +111,8 @@ try 0 $run --token-ids marked_ids.txt
 try 0 score --model "$model" --device host --prompts marked.jsonl --answers marked_answers.jsonl
 
 # a model: folders above it, and links to weights that lead nowhere
-mkdir -p hub/models--maker--name/snapshots/abc123 hub/models--maker--name/blobs
+mkdir -p hub/models--maker--name/refs hub/models--maker--name/snapshots/abc123 hub/models--maker--name/blobs
+printf abc123 >hub/models--maker--name/refs/main
 cp "$model/config.json" "$model"/tokenizer*.json hub/models--maker--name/snapshots/abc123/
 try 1 $run --prompt a --model hub/models--maker--name; says 'give hub/models--maker--name/snapshots/abc123'; silent
 try 1 $run --prompt a --model hub; says 'give the folder of one, such as hub/models--maker--name/snapshots/'
@@ -127,7 +128,7 @@ try 1 $run --prompt a --model $snapshot; says 'config.json is a link to ../../bl
 ln -s none.gguf link.gguf
 try 1 $run --prompt a --model link.gguf; says 'link.gguf is a link to none.gguf, and nothing is there'
 rm -r hub/models--maker--name/snapshots/*
-try 1 $run --prompt a --model hub/models--maker--name; says config.json
+try 1 $run --prompt a --model hub/models--maker--name; says 'its snapshots/ is empty; download the model'
 
 # a thread that cannot be started is told with its limit
 cat >limited.py <<'PY'
