@@ -38,8 +38,16 @@ enum { UNIT_TESTS_MAX = 64 };
         unit_around((before), (after));                                                            \
     }
 
+/* The same around every single test. */
+#define EACH_TEST_RUNS_BETWEEN(before, after)                                                      \
+    __attribute__((constructor)) static void unit_around_every_one(void)                           \
+    {                                                                                              \
+        unit_around_each((before), (after));                                                       \
+    }
+
 void unit_add(const char *of, const char *name, CMUnitTestFunction function);
 void unit_around(CMFixtureFunction before, CMFixtureFunction after);
+void unit_around_each(CMFixtureFunction before, CMFixtureFunction after);
 
 /* For a main that chooses: runs tests, which have the names of their functions. Returns how many
  * failed. */
@@ -47,11 +55,7 @@ void unit_around(CMFixtureFunction before, CMFixtureFunction after);
 /* The same between two functions, of which either may be NULL. */
 #define unit_run_around(before, after, ...)                                                        \
     unit_run_list(__FILE__, #__VA_ARGS__, (const CMUnitTestFunction[]){__VA_ARGS__, NULL},         \
-                  (before), (after), NULL, NULL)
-/* The same with the two around every single test. */
-#define unit_run_each(before, after, ...)                                                          \
-    unit_run_list(__FILE__, #__VA_ARGS__, (const CMUnitTestFunction[]){__VA_ARGS__, NULL}, NULL,   \
-                  NULL, (before), (after))
+                  (before), (after))
 
 static inline void unit_set_locale(void)
 {
@@ -64,8 +68,7 @@ static inline void unit_set_locale(void)
 
 static inline int unit_run_list(const char *group, const char *names,
                                 const CMUnitTestFunction *functions, CMFixtureFunction before,
-                                CMFixtureFunction after, CMFixtureFunction before_each,
-                                CMFixtureFunction after_each)
+                                CMFixtureFunction after)
 {
     static struct CMUnitTest tests[UNIT_TESTS_MAX];
     static char words[UNIT_TESTS_MAX * 80];
@@ -77,10 +80,7 @@ static inline int unit_run_list(const char *group, const char *names,
     for (char *name = strtok(words, ", "); functions[count]; name = strtok(NULL, ", ")) {
         if (count == UNIT_TESTS_MAX)
             abort();
-        tests[count] = (struct CMUnitTest){.name = name,
-                                           .test_func = functions[count],
-                                           .setup_func = before_each,
-                                           .teardown_func = after_each};
+        tests[count] = (struct CMUnitTest){.name = name, .test_func = functions[count]};
         count++;
     }
     return _cmocka_run_group_tests(group, tests, count, before, after);

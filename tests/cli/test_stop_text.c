@@ -27,7 +27,7 @@ static const char *shown(const kvf_text *text)
     return text->bytes ? text->bytes : "";
 }
 
-static void holds_back_what_may_begin_a_stop(void **state)
+TEST(holds_back_what_may_begin_a_stop)
 {
     const cli_stop_texts stop = {.texts = {"\nUser:", "END"}, .count = 2};
     cli_stop_filter filter = {.stop = &stop};
@@ -47,7 +47,7 @@ static void holds_back_what_may_begin_a_stop(void **state)
     kvf_text_free(&out);
 }
 
-static void gives_the_rest_at_the_end(void **state)
+TEST(gives_the_rest_at_the_end)
 {
     const cli_stop_texts stop = {.texts = {"END"}, .count = 1}, none = {.count = 0};
     cli_stop_filter filter = {.stop = &stop}, open = {.stop = &none};
@@ -80,7 +80,7 @@ static size_t pass_of(const cli_stop_texts *stop, const char *text, size_t size)
     return size;
 }
 
-static void cuts_do_not_matter(void **state)
+TEST(cuts_do_not_matter)
 {
     uint64_t random = 11;
     uint32_t stopped = 0;
@@ -112,10 +112,4 @@ static void cuts_do_not_matter(void **state)
         kvf_text_free(&out);
     }
     assert_true(stopped > 500 && stopped < 1900);
-}
-
-int main(void)
-{
-    return unit_run(holds_back_what_may_begin_a_stop, gives_the_rest_at_the_end,
-                    cuts_do_not_matter);
 }

@@ -100,7 +100,7 @@ static void open_machine(machine *m)
     m->c = rig_memory(BYTES);
 }
 
-static void test_replay(void **state)
+TEST(test_replay)
 {
     for (uint32_t seed = 0; seed < 4; seed++) {
         machine m;
@@ -131,7 +131,7 @@ static void test_replay(void **state)
 }
 
 /* Launches of one graph on several streams do not overlap, and each goes in its stream's order. */
-static void test_launches_in_order(void **state)
+TEST(test_launches_in_order)
 {
     set_delays(3);
     cudaStream_t a = rig_stream(), b = rig_stream();
@@ -162,7 +162,7 @@ static void test_launches_in_order(void **state)
 
 /* A branch waits for a word that another branch, and then the host, writes: branches run side by
  * side, whatever the order of recording. */
-static void test_words_in_graph(void **state)
+TEST(test_words_in_graph)
 {
     cudaStream_t a = rig_stream(), b = rig_stream();
     cudaEvent_t event = rig_event();
@@ -193,7 +193,7 @@ static void test_words_in_graph(void **state)
 
 /* ---- what a capture refuses ---- */
 
-static void test_unjoined(void **state)
+TEST(test_unjoined)
 {
     cudaStream_t a = rig_stream(), b = rig_stream();
     cudaEvent_t event = rig_event();
@@ -228,7 +228,7 @@ static void test_unjoined(void **state)
     FAILS(cudaErrorStreamCaptureInvalidated, cudaStreamEndCapture(a, &graph));
 }
 
-static void test_refused_calls(void **state)
+TEST(test_refused_calls)
 {
     cudaStream_t a = rig_stream(), b = rig_stream();
     cudaEvent_t outside = rig_event(), inside = rig_event();
@@ -281,7 +281,7 @@ static void test_refused_calls(void **state)
 
 /* While a blocking stream is captured nothing may come to the default stream, in whatever mode; to
  * ask voids nothing. A captured event is nothing that it can wait for. */
-static void test_default_stream_beside_captures(void **state)
+TEST(test_default_stream_beside_captures)
 {
     enum cudaStreamCaptureStatus status;
     uint32_t *memory = rig_memory(BYTES), *word = rig_pinned(1);
@@ -342,7 +342,7 @@ static void *call_elsewhere(void *raw)
 }
 
 /* The mode decides what another thread may do. */
-static void test_modes(void **state)
+TEST(test_modes)
 {
     elsewhere e = {.event = rig_event(), .stream = rig_stream()};
     uint32_t *memory = rig_memory(BYTES);
@@ -387,7 +387,7 @@ static int is_reversed(const uint32_t *seen, const uint32_t *from)
     return 1;
 }
 
-static void test_batch(void **state)
+TEST(test_batch)
 {
     set_delays(5);
     cudaStream_t stream = rig_stream();
@@ -423,7 +423,7 @@ static void test_batch(void **state)
     FAILS(cudaErrorCallRequiresNewerDriver, batch(to, from, stream));
 }
 
-static void test_batch_arguments(void **state)
+TEST(test_batch_arguments)
 {
     cudaStream_t stream = rig_stream();
     uint32_t *memory = rig_memory(BYTES);
@@ -451,7 +451,7 @@ static void test_batch_arguments(void **state)
 }
 
 /* The driver's form of 12.8 and that of 13.0, by version; neither before 12.8. */
-static void test_driver_symbols(void **state)
+TEST(test_driver_symbols)
 {
     kvf_emu_config config;
     void *old = NULL, *new_form = NULL;
@@ -536,7 +536,7 @@ static void check_product(cublasHandle_t handle, cudaStream_t stream, cudaDataTy
     free(b_int);
 }
 
-static void test_products(void **state)
+TEST(test_products)
 {
     const cudaDataType types[] = {CUDA_R_16BF, CUDA_R_16F, CUDA_R_32F};
     cudaStream_t stream = rig_stream();
@@ -560,7 +560,7 @@ static void test_products(void **state)
 
 /* A kernel that starts early sees what comes before it once it has waited; what it reads before
  * that is old in one replay of two. */
-static void test_early_start(void **state)
+TEST(test_early_start)
 {
     cudaStream_t stream = rig_stream();
     uint32_t *x = rig_pinned(1), *y = rig_pinned(1), *right = rig_pinned(1), *wrong = rig_pinned(1);
@@ -590,7 +590,7 @@ static void test_early_start(void **state)
 }
 
 /* Behind a join a kernel does not start early, and a launch that would is refused. */
-static void test_early_start_behind_a_join(void **state)
+TEST(test_early_start_behind_a_join)
 {
     cudaStream_t a = rig_stream(), b = rig_stream();
     cudaEvent_t fork = rig_event(), done = rig_event();
@@ -627,7 +627,7 @@ static void test_early_start_behind_a_join(void **state)
 }
 
 /* Nor does it after a copy, in a capture. */
-static void test_early_start_after_a_copy(void **state)
+TEST(test_early_start_after_a_copy)
 {
     cudaStream_t stream = rig_stream();
     uint32_t *x = rig_pinned(2), *y = rig_pinned(1);
@@ -650,11 +650,4 @@ static void test_early_start_after_a_copy(void **state)
     OK(cudaGraphExecDestroy(exec));
 }
 
-int main(void)
-{
-    return unit_run_each(rig_begin, rig_end, test_replay, test_launches_in_order,
-                         test_words_in_graph, test_unjoined, test_refused_calls,
-                         test_default_stream_beside_captures, test_modes, test_batch,
-                         test_batch_arguments, test_driver_symbols, test_products, test_early_start,
-                         test_early_start_behind_a_join, test_early_start_after_a_copy);
-}
+EACH_TEST_RUNS_BETWEEN(rig_begin, rig_end)

@@ -14,7 +14,7 @@
 
 /* ---- memory ---- */
 
-static void test_bounds(void **state)
+TEST(test_bounds)
 {
     cudaStream_t stream = rig_stream();
     char *memory = rig_memory(1000), host[1000], *end = memory + 1000;
@@ -46,7 +46,7 @@ static void test_bounds(void **state)
     OK(cudaFree(NULL));
 }
 
-static void test_limits(void **state)
+TEST(test_limits)
 {
     kvf_emu_config config = rig_config();
     config.memory_bytes = 10000;
@@ -75,7 +75,7 @@ static void test_limits(void **state)
     free(host);
 }
 
-static void test_registration(void **state)
+TEST(test_registration)
 {
     cudaStream_t stream = rig_stream();
     char *host = malloc(16384), *memory = rig_memory(16384);
@@ -111,7 +111,7 @@ static void test_registration(void **state)
 }
 
 /* A handler of faults that gives a page back is not asked by a driver. */
-static void test_pages_that_are_away(void **state)
+TEST(test_pages_that_are_away)
 {
     const size_t page = (size_t)sysconf(_SC_PAGESIZE);
     char *memory = rig_memory(2 * page);
@@ -137,7 +137,7 @@ static void test_pages_that_are_away(void **state)
 
 /* ---- devices and errors ---- */
 
-static void test_devices(void **state)
+TEST(test_devices)
 {
     kvf_emu_config config;
     struct cudaDeviceProp properties;
@@ -184,7 +184,7 @@ static void test_devices(void **state)
     assert_int_equal(value, CUDART_VERSION);
 }
 
-static void test_handles(void **state)
+TEST(test_handles)
 {
     cudaStream_t stream = rig_stream(), gone = rig_stream();
     cudaEvent_t event = rig_event();
@@ -207,7 +207,7 @@ static void CUDART_CB set_flag(void *flag)
 
 /* All later calls fail, waits end, host functions after the loss are dropped, and what is given
  * back is given back. */
-static void test_lost_device(void **state)
+TEST(test_lost_device)
 {
     cudaStream_t stream = rig_stream();
     cudaEvent_t event = rig_event();
@@ -234,7 +234,7 @@ static void test_lost_device(void **state)
     OK(cudaDeviceReset());
 }
 
-static void test_counts(void **state)
+TEST(test_counts)
 {
     const char *names[32];
     uint64_t calls[32];
@@ -253,7 +253,7 @@ static void test_counts(void **state)
 
 /* ---- faults ---- */
 
-static void test_fault_by_name(void **state)
+TEST(test_fault_by_name)
 {
     void *memory;
     kvf_emu_fail_call("cudaMalloc", 2, cudaErrorMemoryAllocation, 0);
@@ -265,9 +265,4 @@ static void test_fault_by_name(void **state)
     FAILS(cudaErrorUnknown, cudaFree(memory));
 }
 
-int main(void)
-{
-    return unit_run_each(rig_begin, rig_end, test_bounds, test_limits, test_registration,
-                         test_pages_that_are_away, test_devices, test_handles, test_lost_device,
-                         test_counts, test_fault_by_name);
-}
+EACH_TEST_RUNS_BETWEEN(rig_begin, rig_end)

@@ -18,7 +18,7 @@
 #define CELL_BYTES (CELL_WORDS * 4)
 
 /* A wait is for the record that was last before it, whatever is recorded later. */
-static void test_event_snapshot(void **state)
+TEST(test_event_snapshot)
 {
     cudaStream_t held = rig_stream(), free_stream = rig_stream(), waits = rig_stream();
     cudaEvent_t event = rig_event();
@@ -45,7 +45,7 @@ static void test_event_snapshot(void **state)
 }
 
 /* More records of one event than it has slots, on two streams in turn. */
-static void test_event_reused(void **state)
+TEST(test_event_reused)
 {
     cudaStream_t a = rig_stream(), b = rig_stream();
     cudaEvent_t event = rig_event();
@@ -64,7 +64,7 @@ static void test_event_reused(void **state)
     assert_memory_equal(seen, expected, sizeof seen);
 }
 
-static void test_elapsed_time(void **state)
+TEST(test_elapsed_time)
 {
     cudaStream_t stream = rig_stream();
     cudaEvent_t from, to, untimed = rig_event();
@@ -107,7 +107,7 @@ static void CUDART_CB call_cuda(void *raw)
     seen->errors[2] = (int)cudaGetDevice(&(int){0});
 }
 
-static void test_host_functions(void **state)
+TEST(test_host_functions)
 {
     cudaStream_t stream = rig_stream();
     call_seen seen;
@@ -121,7 +121,7 @@ static void test_host_functions(void **state)
 }
 
 /* Work that was queued still happens after its stream is gone. */
-static void test_destroy_is_not_a_wait(void **state)
+TEST(test_destroy_is_not_a_wait)
 {
     cudaStream_t stream = rig_stream();
     uint32_t *words = rig_pinned(2);
@@ -142,7 +142,7 @@ static void *open_gate(void *word)
     return NULL;
 }
 
-static void test_full_queue(void **state)
+TEST(test_full_queue)
 {
     kvf_emu_config config = rig_config();
     config.queue_entries = 16;
@@ -164,7 +164,7 @@ static void test_full_queue(void **state)
 }
 
 /* 400 entries: about 100 pauses of 100 us on average. */
-static void test_delays(void **state)
+TEST(test_delays)
 {
     kvf_emu_config config = rig_config();
     config.delay_seed = 11;
@@ -190,7 +190,7 @@ static int is_done(cudaStream_t stream)
 
 /* Kernels on NULL and on a stream that was not made non-blocking come one after the other, whoever
  * is first; others do not wait for them. */
-static void test_default_stream(void **state)
+TEST(test_default_stream)
 {
     static const cudaStream_t names[] = {NULL, cudaStreamLegacy};
     cudaStream_t blocking, apart = rig_stream();
@@ -228,7 +228,7 @@ static void test_default_stream(void **state)
 }
 
 /* Events, copies and fills on NULL; streams that are ordered by events alone. */
-static void test_default_stream_by_events(void **state)
+TEST(test_default_stream_by_events)
 {
     cudaStream_t apart = rig_stream();
     cudaEvent_t event = rig_event();
@@ -250,7 +250,7 @@ static void test_default_stream_by_events(void **state)
 }
 
 /* cudaMemcpy and cudaMemset are of the default stream: blocking streams are ordered with them. */
-static void test_legacy_order(void **state)
+TEST(test_legacy_order)
 {
     cudaStream_t blocking;
     OK(cudaStreamCreate(&blocking));
@@ -271,7 +271,7 @@ static void test_legacy_order(void **state)
 
 /* Streams that share a queue of the hardware begin their work in the order in which it was
  * enqueued: a wait for a word holds up the write after it, though that is another stream's. */
-static void test_connections(void **state)
+TEST(test_connections)
 {
     kvf_emu_config c;
     kvf_emu_get_config(&c);
@@ -295,7 +295,7 @@ static void test_connections(void **state)
 
 /* A launch gets 48 KiB of shared memory, or what its kernel was allowed. A call that loads all
  * kernels of a list allows all there is, whoever did so before, and nobody takes it away. */
-static void test_shared_memory(void **state)
+TEST(test_shared_memory)
 {
     cudaStream_t stream = rig_stream();
     uint32_t *word = rig_pinned(1);
@@ -315,11 +315,4 @@ static void test_shared_memory(void **state)
     assert_int_equal(*word, 7);
 }
 
-int main(void)
-{
-    return unit_run_each(rig_begin, rig_end, test_event_snapshot, test_event_reused,
-                         test_elapsed_time, test_host_functions, test_destroy_is_not_a_wait,
-                         test_full_queue, test_delays, test_default_stream,
-                         test_default_stream_by_events, test_legacy_order, test_connections,
-                         test_shared_memory);
-}
+EACH_TEST_RUNS_BETWEEN(rig_begin, rig_end)

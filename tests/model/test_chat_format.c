@@ -65,7 +65,7 @@ static void check_render(const kvf_chat *chat, const json_value *expected, const
 }
 
 /* [format, chat, whether an answer is opened, enable_thinking or null, text] */
-static void renders_as_jinja(void **state)
+TEST(renders_as_jinja)
 {
     size_t size, checked = 0, refused = 0;
     kvf_error error;
@@ -93,7 +93,7 @@ static void renders_as_jinja(void **state)
     free(json);
 }
 
-static void every_name_has_a_format(void **state)
+TEST(every_name_has_a_format)
 {
     for (size_t i = 0; i < FORMATS; i++) {
         const kvf_chat_format *format = kvf_chat_format_find(names[i]);
@@ -107,7 +107,7 @@ static void every_name_has_a_format(void **state)
 
 /* ---- messages ---- */
 
-static void parts_become_lines(void **state)
+TEST(parts_become_lines)
 {
     static const char json[] =
         "{\"role\": \"user\", \"content\": [{\"type\": \"text\", \"text\": \"\"}, "
@@ -142,13 +142,13 @@ static kvf_status read_row(void *user, char *change, size_t size, kvf_error *err
     return status;
 }
 
-static void refuses_messages(void **state)
+TEST(refuses_messages)
 {
     refusals_check(&(refusals){.path = "tests/model/message.refusals", .call = read_row});
 }
 
 /* The text keeps its beginning, whatever fails. */
-static void a_failure_leaves_the_text(void **state)
+TEST(a_failure_leaves_the_text)
 {
     static const kvf_chat_message list[] = {{KVF_ROLE_USER, "a", {0}}, {KVF_ROLE_USER, "b", {0}}};
     const kvf_chat_format *mistral = kvf_chat_format_find("mistral");
@@ -174,7 +174,7 @@ static void a_failure_leaves_the_text(void **state)
     }
 }
 
-static void refuses_broken_text(void **state)
+TEST(refuses_broken_text)
 {
     const kvf_chat_message list[] = {{KVF_ROLE_USER, "ab\xff", {0}}};
     kvf_tokenizer *tokenizer = fixture_tokenizer("llama3");
@@ -192,7 +192,7 @@ static void refuses_broken_text(void **state)
 
 /* ---- markers ---- */
 
-static void checks_markers(void **state)
+TEST(checks_markers)
 {
     kvf_tokenizer *tokenizer = fixture_tokenizer("llama3");
     kvf_error error = {0};
@@ -219,7 +219,7 @@ static void expect_format(const char *source, const char *name)
 }
 
 /* Pieces of templates as families publish them. */
-static void a_template_is_known_by_its_markers(void **state)
+TEST(a_template_is_known_by_its_markers)
 {
     expect_format("{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>'}}",
                   "chatml");
@@ -260,7 +260,7 @@ static void expect_read(const char *model, const char *name)
     assert_string_equal(kvf_chat_format_name(format), name);
 }
 
-static void finds_the_template(void **state)
+TEST(finds_the_template)
 {
     static const char config[] = "tokenizer_config.json", jinja[] = "chat_template.jinja";
     char *folder = fixture_directory_create();
@@ -300,7 +300,7 @@ static void finds_the_template(void **state)
     fixture_directory_remove(folder);
 }
 
-static void finds_the_template_of_a_gguf_file(void **state)
+TEST(finds_the_template_of_a_gguf_file)
 {
     static const char *const tokens[] = {"a", "<s>", "</s>"};
     char *folder = fixture_directory_create(), path[1024];
@@ -314,12 +314,4 @@ static void finds_the_template_of_a_gguf_file(void **state)
     expect_read(path, "llama3");
     gguf_image_free(&image);
     fixture_directory_remove(folder);
-}
-
-int main(void)
-{
-    return unit_run(renders_as_jinja, every_name_has_a_format, parts_become_lines, refuses_messages,
-                    a_failure_leaves_the_text, refuses_broken_text, checks_markers,
-                    a_template_is_known_by_its_markers, finds_the_template,
-                    finds_the_template_of_a_gguf_file);
 }

@@ -123,7 +123,7 @@ static void plain_logits(float *logits)
 /* A row of a matrix product may be summed in another order where it shares its operation with other
  * rows. Chunks of whole operations cut the prompt where a plain prefill cuts it, so they give its
  * bits; other chunks give its numbers. */
-static void chunks_without_eviction_are_plain(void **state)
+TEST(chunks_without_eviction_are_plain)
 {
     static float want[STEPS * VOCAB], got[STEPS * VOCAB];
     static const uint32_t chunks[] = {ROWS, 2 * ROWS, 64, PROMPT, HIDDEN, 7, 1};
@@ -141,7 +141,7 @@ static void chunks_without_eviction_are_plain(void **state)
     }
 }
 
-static void eviction_none_prunes_the_whole_prompt(void **state)
+TEST(eviction_none_prunes_the_whole_prompt)
 {
     static float want[STEPS * VOCAB], got[STEPS * VOCAB];
     plain_logits(want);
@@ -175,7 +175,7 @@ static void last_logits(uint32_t count, uint32_t chunk, const kvf_prune_config *
 }
 
 /* Those of a prefill are those of a step, as long as that attends to everything. */
-static void a_prefill_has_logits(void **state)
+TEST(a_prefill_has_logits)
 {
     const uint32_t count = 60; /* within the budget */
     float want[VOCAB], got[VOCAB];
@@ -192,7 +192,7 @@ static void a_prefill_has_logits(void **state)
 }
 
 /* Nothing is evicted but patches, which leave no trace. */
-static void keeping_all_is_plain(void **state)
+TEST(keeping_all_is_plain)
 {
     static float want[STEPS * VOCAB], got[STEPS * VOCAB];
     static const char *const policies[] = {"full", "snapkv", "pyramidkv", "streaming"};
@@ -278,7 +278,7 @@ static void check_counts(kvf_eviction eviction, uint32_t chunk, float keep)
     rig_close(&r);
 }
 
-static void lengths_and_footprints_are_closed_forms(void **state)
+TEST(lengths_and_footprints_are_closed_forms)
 {
     static const uint32_t chunks[] = {12, 20, 64, PROMPT};
     for (size_t i = 0; i < sizeof chunks / sizeof *chunks; i++) {
@@ -291,7 +291,7 @@ static void lengths_and_footprints_are_closed_forms(void **state)
 }
 
 /* Sink and window over the whole prompt, whatever the chunks. */
-static void streaming_is_streaming(void **state)
+TEST(streaming_is_streaming)
 {
     const uint32_t kept = 24, sink = 4;
     static const uint32_t chunks[] = {1, 7, 64};
@@ -365,7 +365,7 @@ static void spy_decide(const kvf_prune_view *view, kvf_prune_answer *answer)
     answer->keep_count = count + QUERIES;
 }
 
-static void a_policy_sees_the_chunk(void **state)
+TEST(a_policy_sees_the_chunk)
 {
     static const kvf_eviction kinds[] = {KVF_EVICTION_NAIVE, KVF_EVICTION_PATCHED};
     for (uint32_t kind = 0; kind < 2; kind++) {
@@ -416,7 +416,7 @@ static void expect_refusal(rig *r, uint32_t count, uint32_t chunk, const char *p
     assert_int_equal(kvf_sequence_length(r->sequence, 0), 0);
 }
 
-static void bad_chunks_are_named(void **state)
+TEST(bad_chunks_are_named)
 {
     rig r;
     rig_open(&r);
@@ -431,7 +431,7 @@ static void bad_chunks_are_named(void **state)
     rig_close(&r);
 }
 
-static void a_session_goes_by_chunks(void **state)
+TEST(a_session_goes_by_chunks)
 {
     rig r;
     kvf_error error = {0};
@@ -454,12 +454,4 @@ static void a_session_goes_by_chunks(void **state)
     fixture_expect(kvf_generate_prefill(&session, &request, &stop, &error), &error, KVF_INVALID,
                    "chunk = 5");
     rig_close(&r);
-}
-
-int main(void)
-{
-    return unit_run(chunks_without_eviction_are_plain, eviction_none_prunes_the_whole_prompt,
-                    a_prefill_has_logits, keeping_all_is_plain,
-                    lengths_and_footprints_are_closed_forms, streaming_is_streaming,
-                    a_policy_sees_the_chunk, bad_chunks_are_named, a_session_goes_by_chunks);
 }

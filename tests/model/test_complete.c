@@ -182,21 +182,21 @@ static void ends_as_unpruned(const char *name, kvf_select select, uint32_t befor
     scene_close(&s);
 }
 
-static void every_policy_ends_as_unpruned(void **state)
+TEST(every_policy_ends_as_unpruned)
 {
     static const char *const names[] = {"fastkv", "structkv", "asl", "pyramidinfer"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         ends_as_unpruned(names[i], KVF_SELECT_FULL, (uint32_t)(3 * i), IN_MEMORY);
 }
 
-static void so_it_is_on_disk(void **state)
+TEST(so_it_is_on_disk)
 {
     ends_as_unpruned("fastkv", KVF_SELECT_FULL, 2, ALL_ON_DISK);
     ends_as_unpruned("pyramidinfer", KVF_SELECT_FULL, 0, ROWS_ON_DISK);
 }
 
 /* Whatever the answer attended to. */
-static void so_does_a_selection(void **state)
+TEST(so_does_a_selection)
 {
     ends_as_unpruned("fastkv", KVF_SELECT_HYBRID, 1, IN_MEMORY);
     ends_as_unpruned("fastkv", KVF_SELECT_DYNAMIC, 0, IN_MEMORY);
@@ -258,7 +258,7 @@ static void answer_in_the_middle(const kvf_prune_config *config, what w, outcome
     scene_close(&s);
 }
 
-static void pieces_change_nothing_before_the_end(void **state)
+TEST(pieces_change_nothing_before_the_end)
 {
     static outcome wanted, got;
     const kvf_prune_config config = config_of("fastkv");
@@ -274,7 +274,7 @@ static void pieces_change_nothing_before_the_end(void **state)
 }
 
 /* A file that is written while the sequence becomes whole has what was pruned. */
-static void a_save_in_the_middle_is_pruned(void **state)
+TEST(a_save_in_the_middle_is_pruned)
 {
     static outcome wanted, got;
     char path[256];
@@ -312,7 +312,7 @@ static void a_save_in_the_middle_is_pruned(void **state)
 }
 
 /* A cut into the prompt: the completed sequence is cut as the sequence was. */
-static void a_cut_prompt_can_be_whole(void **state)
+TEST(a_cut_prompt_can_be_whole)
 {
     static outcome whole, plain;
     const uint32_t left = PROMPT - 40;
@@ -391,7 +391,7 @@ static void answer_between(uint32_t pieces, uint32_t ids[ANSWER], outcome *whole
 }
 
 /* Pieces between tokens change neither the tokens nor what is there at the end. */
-static void pieces_between_tokens_change_nothing(void **state)
+TEST(pieces_between_tokens_change_nothing)
 {
     static outcome wanted, got;
     uint32_t plain[ANSWER], with[ANSWER];
@@ -448,7 +448,7 @@ static void fail_behind(scene *s, uint32_t before, bool writes, const outcome *w
 
 /* Request n fails, for all n: the sequence answers as a pruned one, the next prompt is completed.
  */
-static void a_file_that_fails_leaves_what_was_pruned(void **state)
+TEST(a_file_that_fails_leaves_what_was_pruned)
 {
     static outcome wanted, got;
     const kvf_prune_config config = config_of("fastkv");
@@ -494,7 +494,7 @@ static void expect_text(const scene *s, const char *text)
         fail_msg("'%s' is not in '%s'", text, told);
 }
 
-static void what_cannot_be_completed_is_named(void **state)
+TEST(what_cannot_be_completed_is_named)
 {
     const kvf_prune_config config = config_of("fastkv");
     kvf_prune_config evicts = config;
@@ -522,12 +522,4 @@ static void what_cannot_be_completed_is_named(void **state)
     assert_int_equal(kvf_complete_begin(r->cache, b, 2, PROMPT, r->stream, &w), KVF_INVALID);
     expect_text(&s, "layer 0 does not hold all of them; open the pruner with retention COMPLETE");
     scene_close(&s);
-}
-
-int main(void)
-{
-    return unit_run(every_policy_ends_as_unpruned, so_it_is_on_disk, so_does_a_selection,
-                    pieces_change_nothing_before_the_end, a_save_in_the_middle_is_pruned,
-                    a_cut_prompt_can_be_whole, pieces_between_tokens_change_nothing,
-                    a_file_that_fails_leaves_what_was_pruned, what_cannot_be_completed_is_named);
 }

@@ -74,7 +74,7 @@ static void *find_with(const char *variable, const char *value)
 
 /* ---- by name ---- */
 
-static void test_products(void **state)
+TEST(test_products)
 {
     int workspace = 0, stream = 0;
     float x = 0, y = 0;
@@ -102,7 +102,7 @@ static void test_products(void **state)
     dlclose(library);
 }
 
-static void test_folders(void **state)
+TEST(test_folders)
 {
     static const char *const names[] = {"libcublas.so.13", "libcublas.so.12", "libcublas.so"};
     for (size_t i = 0; i < 3; i++) {
@@ -126,7 +126,7 @@ static void expect_refused(const char *path, const char *part)
     assert_non_null(strstr(error.text, part));
 }
 
-static void test_refused(void **state)
+TEST(test_refused)
 {
     char *folder = fixture_directory_create();
     char text[PATH_BYTES];
@@ -140,7 +140,7 @@ static void test_refused(void **state)
 
 /* ---- looked for ---- */
 
-static void test_environments(void **state)
+TEST(test_environments)
 {
     static const struct {
         const char *variable, *folder;
@@ -166,7 +166,7 @@ static void test_environments(void **state)
 }
 
 /* A library that cannot be loaded is passed over. */
-static void test_passed_over(void **state)
+TEST(test_passed_over)
 {
     place p = place_make(KVF_STAND_IN, "lib", "libcublas.so.12");
     fixture_write_text(p.folder, "libcublas.so.13", "no library");
@@ -177,9 +177,4 @@ static void test_passed_over(void **state)
     char text[PATH_BYTES];
     assert_int_equal(unlink(below(p.folder, "libcublas.so.13", text)), 0);
     place_remove(&p);
-}
-
-int main(void)
-{
-    return unit_run(test_products, test_folders, test_refused, test_environments, test_passed_over);
 }

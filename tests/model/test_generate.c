@@ -171,7 +171,7 @@ static void check_parts(const kvf_sampling_config *config, bool is_pruned)
     runner_close(&r);
 }
 
-static void an_answer_in_parts_is_one_answer(void **state)
+TEST(an_answer_in_parts_is_one_answer)
 {
     const kvf_sampling_config config = warm(5);
     check_parts(&config, false);
@@ -237,7 +237,7 @@ static void answer_extended(uint32_t step_tokens, uint32_t stop_at, uint32_t ids
     runner_close(&r);
 }
 
-static void given_tokens_share_steps(void **state)
+TEST(given_tokens_share_steps)
 {
     uint32_t want[TOKENS], ids[TOKENS];
     answer_extended(0, 0, want);
@@ -290,7 +290,7 @@ static uint32_t check_draft(const kvf_sampling_config *config, bool is_pruned, u
     return wrong;
 }
 
-static void drafts_change_no_token(void **state)
+TEST(drafts_change_no_token)
 {
     uint32_t wrong = 0;
     kvf_sampling_config greedy;
@@ -304,7 +304,7 @@ static void drafts_change_no_token(void **state)
 }
 
 /* Its guesses follow from the ids that it has seen. */
-static void a_draft_looks_back(void **state)
+TEST(a_draft_looks_back)
 {
     kvf_draft *d = NULL;
     uint32_t ids[KVF_DRAFT_MAX];
@@ -447,7 +447,7 @@ static bool on_line_pass(void *user, uint32_t prefilled, uint32_t rows, double m
 }
 
 /* Two rows: long prompts are read while the answer to a short one goes on, piece by piece. */
-static void answers_go_on_while_a_prompt_is_read(void **state)
+TEST(answers_go_on_while_a_prompt_is_read)
 {
     const uint32_t lengths[LINES] = {20, LONG, LONG - 9};
     const kvf_sampling_config config = warm(21);
@@ -493,15 +493,8 @@ static void answers_go_on_while_a_prompt_is_read(void **state)
     runner_close(&r);
 }
 
-static void answers_of_a_batch_are_single_runs(void **state)
+TEST(answers_of_a_batch_are_single_runs)
 {
     check_batch(false);
     check_batch(true);
-}
-
-int main(void)
-{
-    return unit_run(an_answer_in_parts_is_one_answer, given_tokens_share_steps,
-                    drafts_change_no_token, a_draft_looks_back, answers_of_a_batch_are_single_runs,
-                    answers_go_on_while_a_prompt_is_read);
 }

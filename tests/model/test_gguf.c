@@ -23,7 +23,7 @@
 
 /* ---- types ---- */
 
-static void widens_as_published(void **state)
+TEST(widens_as_published)
 {
     size_t size;
     uint32_t types = 0;
@@ -133,7 +133,7 @@ static void compare_configs(const kvf_model_config *got, const kvf_model_config 
 }
 
 /* Rows in their places, names, and the numbers as they were; vectors in F32. */
-static void has_what_its_directory_has(void **state)
+TEST(has_what_its_directory_has)
 {
     static const char *const names[] = {"llama-bf16", "llama-fp16", "mistral-fp32", "qwen2-fp32",
                                         "qwen3-bf16"};
@@ -180,7 +180,7 @@ static void close_images(gguf_image *other, gguf_image *image, model *m)
 }
 
 /* A quantised matrix, widened to bf16 by any number of threads; the query's rows change places. */
-static void widens_a_model_to_bf16(void **state)
+TEST(widens_a_model_to_bf16)
 {
     char path[1024];
     kvf_error error = {0};
@@ -228,7 +228,7 @@ static void widens_a_model_to_bf16(void **state)
 
 /* ---- fields ---- */
 
-static void reads_fields(void **state)
+TEST(reads_fields)
 {
     kvf_error error = {0};
     char path[1024];
@@ -348,7 +348,7 @@ static void same_ids(const kvf_tokenizer *a, const kvf_tokenizer *b)
 }
 
 /* A golden tokenizer, and the same tokens in a GGUF file under a name. */
-static void encodes_as_its_directory(void **state)
+TEST(encodes_as_its_directory)
 {
     static const struct {
         const char *golden, *pre, *bos;
@@ -394,7 +394,7 @@ static void encodes_as_its_directory(void **state)
 }
 
 /* "1" twice stands alone under one name and not under the other; tokens are put around a text. */
-static void cuts_by_name(void **state)
+TEST(cuts_by_name)
 {
     static const char *const names[] = {"gpt-2",    "a.x-4.0", "mellum",
                                         "trillion", "smollm",  "minerva-7b"};
@@ -419,10 +419,4 @@ static void cuts_by_name(void **state)
         gguf_image_free(&image);
     }
     fixture_directory_remove(directory);
-}
-
-int main(void)
-{
-    return unit_run(widens_as_published, has_what_its_directory_has, widens_a_model_to_bf16,
-                    reads_fields, encodes_as_its_directory, cuts_by_name);
 }

@@ -111,7 +111,7 @@ static kvf_status read_all(const void *bytes, size_t size, kvf_error *error)
     return status;
 }
 
-static void reads_the_small_model(void **state)
+TEST(reads_the_small_model)
 {
     kvf_error error = {0};
     gguf_image image = small_model(NULL);
@@ -194,14 +194,14 @@ static kvf_status read_row(void *user, char *change, size_t size, kvf_error *err
     return status;
 }
 
-static void refuses_what_is_wrong(void **state)
+TEST(refuses_what_is_wrong)
 {
     refusals_check(&(refusals){.path = "tests/model/gguf.refusals", .call = read_row});
 }
 
 /* ---- files ---- */
 
-static void refuses_other_files(void **state)
+TEST(refuses_other_files)
 {
     char *directory = fixture_directory_create(), path[1024];
     kvf_error error = {0};
@@ -225,9 +225,4 @@ static void refuses_other_files(void **state)
                    "y.gguf as config.json: num_hidden_layers is 3000");
     gguf_image_free(&image);
     fixture_directory_remove(directory);
-}
-
-int main(void)
-{
-    return unit_run(reads_the_small_model, refuses_what_is_wrong, refuses_other_files);
 }

@@ -47,7 +47,7 @@ static void expect_mask(const char *text, double sparsity, const char *want)
     assert_string_equal(got, want);
 }
 
-static void zeros_and_ones(void **state)
+TEST(zeros_and_ones)
 {
     expect_mask("0\t1\t1\n1\t0\t0\n", -1.0, "011100");
     expect_mask("0\t1\t1\r\n1\t0\t0", -1.0, "011100");
@@ -61,7 +61,7 @@ static void zeros_and_ones(void **state)
     expect_mask("0\t1\t1\n1\t0\t0\n", 2.0 / 3.0, "001100");
 }
 
-static void numbers_by_rank(void **state)
+TEST(numbers_by_rank)
 {
     const char *values = "0.3\t0.1\t0.9\n0.5\t0.20\t1e-1\n";
     expect_mask(values, 0.0, "111111");
@@ -89,7 +89,7 @@ static void expect_most_sensitive(const double sensitivity[6], double share, con
     kvf_text_free(&text);
 }
 
-static void the_most_sensitive_are_hot(void **state)
+TEST(the_most_sensitive_are_hot)
 {
     const double sensitivity[6] = {0.3, 0.1, 0.9, 0.5, 0.1, 0.2};
     expect_most_sensitive(sensitivity, 0.001, "221222"); /* one at least */
@@ -109,13 +109,13 @@ static kvf_status read_row(void *user, char *change, size_t size, kvf_error *err
                               error);
 }
 
-static void refuses_what_is_no_mask(void **state)
+TEST(refuses_what_is_no_mask)
 {
     refusals_check(
         &(refusals){.path = "tests/model/head_mask.refusals", .call = read_row, .place = path});
 }
 
-static void bad_arguments(void **state)
+TEST(bad_arguments)
 {
     uint8_t mask[6];
     kvf_error error = {.text = ""};
@@ -135,8 +135,4 @@ static void bad_arguments(void **state)
     free(large);
 }
 
-int main(void)
-{
-    return unit_run_around(make_file, remove_file, zeros_and_ones, numbers_by_rank,
-                           the_most_sensitive_are_hot, refuses_what_is_no_mask, bad_arguments);
-}
+TESTS_RUN_BETWEEN(make_file, remove_file)

@@ -177,7 +177,7 @@ static const uint32_t isas[] = {KVF_ISA_REFERENCE, KVF_ISA_BASELINE,
 
 #define ISAS (sizeof isas / sizeof isas[0])
 
-static void products_are_right(void **state)
+TEST(products_are_right)
 {
     for (size_t i = 0; i < PROBLEMS * 3; i++) {
         problem p = problems[i / 3];
@@ -191,7 +191,7 @@ static void products_are_right(void **state)
     }
 }
 
-static void threads_do_not_change_bits(void **state)
+TEST(threads_do_not_change_bits)
 {
     for (size_t i = 0; i < PROBLEMS; i++) {
         problem p = problems[i];
@@ -210,7 +210,7 @@ static void threads_do_not_change_bits(void **state)
 }
 
 /* Beyond the rows that go one by one, all rows against some of them. */
-static void rows_beside_do_not_change_bits(void **state)
+TEST(rows_beside_do_not_change_bits)
 {
     for (size_t i = 0; i < PROBLEMS * 3; i++) {
         problem p = problems[i / 3];
@@ -254,7 +254,7 @@ static void check_separate_rows(problem p)
     data_destroy(&p, &d);
 }
 
-static void separate_rows_do_not_change_bits(void **state)
+TEST(separate_rows_do_not_change_bits)
 {
     for (size_t i = 0; i < PROBLEMS * 3; i++) {
         problem p = problems[i / 3];
@@ -263,7 +263,7 @@ static void separate_rows_do_not_change_bits(void **state)
     }
 }
 
-static void shapes_out_of_limits_are_refused(void **state)
+TEST(shapes_out_of_limits_are_refused)
 {
     kvf_error error;
     rig r = rig_open(0);
@@ -284,7 +284,7 @@ static void shapes_out_of_limits_are_refused(void **state)
     rig_close(&r, engine);
 }
 
-static void norm_and_rope_and_swiglu(void **state)
+TEST(norm_and_rope_and_swiglu)
 {
     const float x[5] = {1.0f, -2.0f, 3.0f, -4.0f, 0.5f}, w[5] = {1.0f, 2.0f, 0.5f, 1.0f, -1.0f};
     float y[5];
@@ -309,7 +309,7 @@ static void norm_and_rope_and_swiglu(void **state)
 }
 
 /* For every instruction set, in any number. e^x is off by what rounds in x: 2^-24 of it, twice. */
-static void vectors_of_rows_are_right(void **state)
+TEST(vectors_of_rows_are_right)
 {
     enum { COUNT = 37 };
     float gate[COUNT], up[COUNT], y[COUNT + 1];
@@ -341,7 +341,7 @@ static void vectors_of_rows_are_right(void **state)
     }
 }
 
-static void numbers_survive_the_way_there_and_back(void **state)
+TEST(numbers_survive_the_way_there_and_back)
 {
     for (uint32_t h = 0; h < 65536; h++) {
         float b = kvf_bf16_to_float((uint16_t)h), f = kvf_fp16_to_float((uint16_t)h);
@@ -354,12 +354,4 @@ static void numbers_survive_the_way_there_and_back(void **state)
     assert_int_equal(kvf_fp16_from_float(0x1.8p-24f), 2); /* a tie: to even */
     assert_int_equal(kvf_fp16_from_float(0x1p-25f), 0);
     assert_int_equal(kvf_bf16_from_float(0x1.01p0f), 0x3f80);
-}
-
-int main(void)
-{
-    return unit_run(products_are_right, threads_do_not_change_bits, rows_beside_do_not_change_bits,
-                    separate_rows_do_not_change_bits, shapes_out_of_limits_are_refused,
-                    norm_and_rope_and_swiglu, vectors_of_rows_are_right,
-                    numbers_survive_the_way_there_and_back);
 }

@@ -107,7 +107,7 @@ static void expect_ok(const config_fields *fields, kvf_model_config *config)
     fixture_must(parse_fields(fields, NULL, config, &error), &error);
 }
 
-static void reads_llama(void **state)
+TEST(reads_llama)
 {
     kvf_model_config c;
     expect_ok(&llama31, &c);
@@ -135,7 +135,7 @@ static void reads_llama(void **state)
     assert_string_equal(c.architecture->family, "llama");
 }
 
-static void reads_other_families(void **state)
+TEST(reads_other_families)
 {
     kvf_model_config c;
     config_fields qwen2 = llama31;
@@ -197,7 +197,7 @@ static void reads_other_families(void **state)
 }
 
 /* Model cards give only the factor; published files give the length too. */
-static void context_follows_scaling(void **state)
+TEST(context_follows_scaling)
 {
     static const struct {
         const char *positions, *scaling;
@@ -244,7 +244,7 @@ static void context_follows_scaling(void **state)
     assert_non_null(strstr(c.note, "sliding_window 32768 is not applied"));
 }
 
-static void joins_end_ids(void **state)
+TEST(joins_end_ids)
 {
     kvf_model_config c;
     kvf_error error = {0};
@@ -287,7 +287,7 @@ static kvf_status parse_row(void *user, char *change, size_t size, kvf_error *er
     return status;
 }
 
-static void refuses_what_it_cannot_run(void **state)
+TEST(refuses_what_it_cannot_run)
 {
     kvf_model_config config;
     refusals_check(&(refusals){.path = "tests/model/config.refusals", .call = parse_row});
@@ -296,7 +296,7 @@ static void refuses_what_it_cannot_run(void **state)
     expect_ok(&fields, &config);
 }
 
-static void reads_numbers_exactly(void **state)
+TEST(reads_numbers_exactly)
 {
     static const char *const numbers[] = {
         "1e-06",
@@ -333,7 +333,7 @@ static void reads_numbers_exactly(void **state)
 
 /* ---- RoPE ---- */
 
-static void frequencies_match(void **state)
+TEST(frequencies_match)
 {
     size_t size;
     char *text = fixture_read(KVF_GOLDENS "/rope.txt", &size);
@@ -371,7 +371,7 @@ static const char lfs_pointer[] =
     "version https://git-lfs.github.com/spec/v1\n"
     "oid sha256:4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393\nsize 12345\n";
 
-static void reads_directories(void **state)
+TEST(reads_directories)
 {
     char *directory = fixture_directory_create();
     kvf_model_config config;
@@ -416,11 +416,4 @@ static void reads_directories(void **state)
     assert_int_equal(config.head_dim, 64);
     assert_int_equal(config.eos_count, 2);
     fixture_directory_remove(directory);
-}
-
-int main(void)
-{
-    return unit_run(reads_llama, reads_other_families, context_follows_scaling, joins_end_ids,
-                    refuses_what_it_cannot_run, reads_numbers_exactly, frequencies_match,
-                    reads_directories);
 }

@@ -10,7 +10,7 @@
 
 /* ---- identities ---- */
 
-static void full_changes_nothing(void **state)
+TEST(full_changes_nothing)
 {
     static outcome plain, full;
     rig r;
@@ -35,7 +35,7 @@ static void full_changes_nothing(void **state)
 
 /* The emulator takes its time: there each policy meets one retention, and each retention meets
  * every second policy. */
-static void keeping_all_is_full(void **state)
+TEST(keeping_all_is_full)
 {
     static const char *const names[] = {"snapkv",       "h2o",    "streaming", "pyramidkv",
                                         "pyramidinfer", "fastkv", "structkv"};
@@ -64,7 +64,7 @@ static void keeping_all_is_full(void **state)
     model_rig_close(&r);
 }
 
-static void fastkv_that_propagates_all_is_snapkv(void **state)
+TEST(fastkv_that_propagates_all_is_snapkv)
 {
     static outcome fast, snap, plain;
     rig r;
@@ -86,7 +86,7 @@ static void fastkv_that_propagates_all_is_snapkv(void **state)
     model_rig_close(&r);
 }
 
-static void fastkv_at_half_depth_computes_three_fifths(void **state)
+TEST(fastkv_at_half_depth_computes_three_fifths)
 {
     static outcome got;
     rig r;
@@ -140,7 +140,7 @@ static void expect_fresh(rig *r, const spy *s, const outcome *got, const char *w
     outcome_expect_same(&fresh, got, what);
 }
 
-static void restart_is_a_fresh_run(void **state)
+TEST(restart_is_a_fresh_run)
 {
     static outcome got;
     rig r;
@@ -194,7 +194,7 @@ static double distance(const outcome *a, const outcome *b)
 }
 
 /* With every page selected nothing is lost: as if the tokens that were propagated were all kept. */
-static void offload_with_all_pages_is_dense(void **state)
+TEST(offload_with_all_pages_is_dense)
 {
     static outcome kept, dense, evicted;
     rig r;
@@ -222,11 +222,4 @@ static void offload_with_all_pages_is_dense(void **state)
     assert_true(distance(&kept, &dense) < 1e-2);
     assert_true(far > 5e-2); /* or it would pass with tokens lost */
     model_rig_close(&r);
-}
-
-int main(void)
-{
-    return unit_run(full_changes_nothing, keeping_all_is_full, fastkv_that_propagates_all_is_snapkv,
-                    fastkv_at_half_depth_computes_three_fifths, restart_is_a_fresh_run,
-                    offload_with_all_pages_is_dense);
 }

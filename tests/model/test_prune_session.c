@@ -15,7 +15,7 @@
 
 /* ---- layers ---- */
 
-static void deeper_layers_hold_what_was_propagated(void **state)
+TEST(deeper_layers_hold_what_was_propagated)
 {
     static outcome got;
     rig r;
@@ -80,7 +80,7 @@ static void head_of(const rig *r, const float *hidden, float *logits)
     }
 }
 
-static void hidden_state_is_what_the_head_sees(void **state)
+TEST(hidden_state_is_what_the_head_sees)
 {
     static float hidden[HIDDEN], pruned[HIDDEN];
     float logits[VOCAB], want[VOCAB];
@@ -111,7 +111,7 @@ static void hidden_state_is_what_the_head_sees(void **state)
 
 /* ---- sessions and bad input ---- */
 
-static void session_prunes_its_prompt(void **state)
+TEST(session_prunes_its_prompt)
 {
     static outcome want, got;
     rig r;
@@ -139,7 +139,7 @@ static void session_prunes_its_prompt(void **state)
     model_rig_close(&r);
 }
 
-static void bad_prompts_are_refused(void **state)
+TEST(bad_prompts_are_refused)
 {
     rig r;
     kvf_error error;
@@ -172,10 +172,4 @@ static void bad_prompts_are_refused(void **state)
     kvf_sequence_destroy(s);
     kvf_prune_close(prune);
     model_rig_close(&r);
-}
-
-int main(void)
-{
-    return unit_run(deeper_layers_hold_what_was_propagated, hidden_state_is_what_the_head_sees,
-                    session_prunes_its_prompt, bad_prompts_are_refused);
 }

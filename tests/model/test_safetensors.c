@@ -53,7 +53,7 @@ static kvf_status open_image(const image *file, kvf_weights **out, kvf_error *er
     return kvf_weights_open_memory(file->bytes, file->size, out, error);
 }
 
-static void reads_what_is_there(void **state)
+TEST(reads_what_is_there)
 {
     image file = make_image(good_header, GOOD_DATA);
     kvf_error error;
@@ -79,7 +79,7 @@ static void reads_what_is_there(void **state)
     kvf_weights_close(NULL);
 }
 
-static void finds_by_shape(void **state)
+TEST(finds_by_shape)
 {
     image file = make_image(good_header, GOOD_DATA);
     kvf_error error;
@@ -99,7 +99,7 @@ static void finds_by_shape(void **state)
 }
 
 /* Bytes that a header length that lies would reach. */
-static void refuses_lying_lengths(void **state)
+TEST(refuses_lying_lengths)
 {
     image file = make_image(good_header, GOOD_DATA);
     static const uint64_t lies[] = {
@@ -130,7 +130,7 @@ static void write_shards(const char *directory, const char *index)
     fixture_write_text(directory, "model.safetensors.index.json", index);
 }
 
-static void opens_directories(void **state)
+TEST(opens_directories)
 {
     char *directory = fixture_directory_create();
     kvf_error error;
@@ -174,7 +174,7 @@ static kvf_status open_row(void *user, char *change, size_t size, kvf_error *err
     return status;
 }
 
-static void refuses_what_is_wrong(void **state)
+TEST(refuses_what_is_wrong)
 {
     char *directory = fixture_directory_create();
     const image copy = make_image(shard_a, 4);
@@ -186,7 +186,7 @@ static void refuses_what_is_wrong(void **state)
     fixture_directory_remove(directory);
 }
 
-static void survives_failing_allocation(void **state)
+TEST(survives_failing_allocation)
 {
     char *directory = fixture_directory_create();
     write_shards(directory, good_index);
@@ -218,10 +218,4 @@ static void survives_failing_allocation(void **state)
     }
     assert_true(fail_at > 10);
     fixture_directory_remove(directory);
-}
-
-int main(void)
-{
-    return unit_run(reads_what_is_there, finds_by_shape, refuses_what_is_wrong,
-                    refuses_lying_lengths, opens_directories, survives_failing_allocation);
 }

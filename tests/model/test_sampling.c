@@ -103,7 +103,7 @@ static void check_shares(double temperature)
     }
 }
 
-static void greedy_takes_the_first_of_the_largest(void **state)
+TEST(greedy_takes_the_first_of_the_largest)
 {
     kvf_sampler *s = sampler(0.0, 1);
     const float tie[VOCAB] = {1.0f, 3.0f, 2.0f, 3.0f, -1.0f, NAN};
@@ -114,13 +114,13 @@ static void greedy_takes_the_first_of_the_largest(void **state)
     kvf_sampler_destroy(s);
 }
 
-static void draws_follow_the_softmax(void **state)
+TEST(draws_follow_the_softmax)
 {
     check_shares(1.0);
     check_shares(2.5);
 }
 
-static void a_seed_repeats(void **state)
+TEST(a_seed_repeats)
 {
     float logits[VOCAB];
     make_logits(logits, 1.0);
@@ -136,7 +136,7 @@ static void a_seed_repeats(void **state)
 }
 
 /* To 2^-29 of itself and the unit: the series is cut at 2^-31, logits are fp32. */
-static void masses_are_those_of_exp(void **state)
+TEST(masses_are_those_of_exp)
 {
     static const double temperatures[] = {1.0, 0.3, 5.0, 100.0, 1e-300, 1e300, 0x1p-1070};
     uint64_t random = 3;
@@ -160,7 +160,7 @@ static void masses_are_those_of_exp(void **state)
 }
 
 /* For every instruction set, at every count: the numbers of draw_mass.h, and nothing after them. */
-static void passes_over_tokens_are_exact(void **state)
+TEST(passes_over_tokens_are_exact)
 {
     enum { COUNT = 150 };
     static const uint32_t isas[] = {KVF_ISA_REFERENCE, KVF_ISA_BASELINE | KVF_ISA_AVX2,
@@ -272,7 +272,7 @@ static uint32_t plain_next(const kvf_sampling_config *c, const kvf_draw_settings
     return left[i].id;
 }
 
-static void every_draw_is_that_of_plain_filters(void **state)
+TEST(every_draw_is_that_of_plain_filters)
 {
     uint64_t random = 41;
     float logits[MANY];
@@ -301,7 +301,7 @@ static void every_draw_is_that_of_plain_filters(void **state)
     }
 }
 
-static void rows_know_nothing_of_each_other(void **state)
+TEST(rows_know_nothing_of_each_other)
 {
     float logits[VOCAB];
     kvf_error error;
@@ -345,7 +345,7 @@ static void check_refused(const kvf_sampling_config *config, const char *name)
     kvf_sampler_destroy(s);
 }
 
-static void settings_out_of_range_are_named(void **state)
+TEST(settings_out_of_range_are_named)
 {
     kvf_sampling_config good;
     kvf_sampling_config_init(&good);
@@ -363,7 +363,7 @@ static void settings_out_of_range_are_named(void **state)
     check_refused(&bad, "repetition-penalty");
 }
 
-static void a_loss_is_the_negative_log_of_the_share(void **state)
+TEST(a_loss_is_the_negative_log_of_the_share)
 {
     float logits[VOCAB];
     for (uint32_t i = 0; i < VOCAB; i++)
@@ -378,12 +378,4 @@ static void a_loss_is_the_negative_log_of_the_share(void **state)
     assert_true(isnan(kvf_logits_loss(logits, VOCAB, 0)));
     logits[2] = INFINITY;
     assert_true(isnan(kvf_logits_loss(logits, VOCAB, 0)));
-}
-
-int main(void)
-{
-    return unit_run(greedy_takes_the_first_of_the_largest, draws_follow_the_softmax, a_seed_repeats,
-                    masses_are_those_of_exp, passes_over_tokens_are_exact,
-                    every_draw_is_that_of_plain_filters, rows_know_nothing_of_each_other,
-                    a_loss_is_the_negative_log_of_the_share, settings_out_of_range_are_named);
 }

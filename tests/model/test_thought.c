@@ -18,7 +18,7 @@ static void check(const char *text, bool open, const char *reasoning, const char
     assert_memory_equal(parts.reasoning, reasoning, parts.reasoning_size);
 }
 
-static void a_thought_is_in_front_of_the_answer(void **state)
+TEST(a_thought_is_in_front_of_the_answer)
 {
     check("\n<think>\nwhy?\n</think>\n\nbecause", false, "why?", "because");
     check("why?</think>because </think>", true, "why?", "because </think>");
@@ -26,7 +26,7 @@ static void a_thought_is_in_front_of_the_answer(void **state)
     check("<think></think>because", false, "", "because");
 }
 
-static void without_one_all_is_answer(void **state)
+TEST(without_one_all_is_answer)
 {
     check("because", false, NULL, "because");
     check("", false, NULL, "");
@@ -34,7 +34,7 @@ static void without_one_all_is_answer(void **state)
     check("say <think>a</think>", false, NULL, "say <think>a</think>");
 }
 
-static void one_that_was_cut_is_all_reasoning(void **state)
+TEST(one_that_was_cut_is_all_reasoning)
 {
     check("<think>why", false, "why", "");
     check("why</thin", true, "why</thin", "");
@@ -43,17 +43,11 @@ static void one_that_was_cut_is_all_reasoning(void **state)
     check("<thin", false, NULL, "<thin");
 }
 
-static void a_prompt_may_open_it(void **state)
+TEST(a_prompt_may_open_it)
 {
     assert_true(kvf_thought_is_open("x<think>\n", 9));
     assert_true(kvf_thought_is_open("<think>", 7));
     assert_false(kvf_thought_is_open("<think>\n\n</think>\n\n", 19));
     assert_false(kvf_thought_is_open("think>", 6));
     assert_false(kvf_thought_is_open("", 0));
-}
-
-int main(void)
-{
-    return unit_run(a_thought_is_in_front_of_the_answer, without_one_all_is_answer,
-                    one_that_was_cut_is_all_reasoning, a_prompt_may_open_it);
 }

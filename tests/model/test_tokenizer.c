@@ -132,7 +132,7 @@ static void matches_golden(const char *name)
     free(golden);
 }
 
-static void ids_are_those_of_hf(void **state)
+TEST(ids_are_those_of_hf)
 {
     static const char *const names[] = {"llama3", "qwen2", "tekken", "gpt2", "words"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
@@ -143,7 +143,7 @@ static void ids_are_those_of_hf(void **state)
 
 /* Streaming any ids, also such that break characters apart, gives the pieces of the whole, each of
    them whole characters. */
-static void streams_whole_characters(void **state)
+TEST(streams_whole_characters)
 {
     static const char *const names[] = {"llama3", "qwen2", "gpt2", "words"};
     uint64_t random = 42;
@@ -179,7 +179,7 @@ static void streams_whole_characters(void **state)
     }
 }
 
-static void replaces_broken_characters(void **state)
+TEST(replaces_broken_characters)
 {
     static const struct {
         uint8_t bytes[6];
@@ -219,7 +219,7 @@ static void replaces_broken_characters(void **state)
 
 /* ---- other promises ---- */
 
-static void answers_questions(void **state)
+TEST(answers_questions)
 {
     kvf_tokenizer *tokenizer = fixture_tokenizer("llama3");
     uint32_t id;
@@ -236,7 +236,7 @@ static void answers_questions(void **state)
     kvf_tokenizer_close(NULL);
 }
 
-static void refuses_broken_text(void **state)
+TEST(refuses_broken_text)
 {
     static const struct {
         const char *text;
@@ -262,7 +262,7 @@ static void refuses_broken_text(void **state)
 
 /* A megabyte without a boundary costs what a megabyte costs: the time limit of this test is the
    check that neither merging nor ordering marks is quadratic. */
-static void long_words_are_not_quadratic(void **state)
+TEST(long_words_are_not_quadratic)
 {
     enum { BYTES = 1 << 20 };
     static const char *const units[] = {
@@ -286,7 +286,7 @@ static void long_words_are_not_quadratic(void **state)
 }
 
 /* Whichever allocation fails, there is a message and nothing is left. */
-static void survives_failing_allocation(void **state)
+TEST(survives_failing_allocation)
 {
     static const char *const names[] = {"llama3", "gpt2", "words"};
     static const char text[] = "<s> e\xcc\x81"
@@ -343,7 +343,7 @@ static void *encode_some(void *argument)
     return NULL;
 }
 
-static void threads_share_one(void **state)
+TEST(threads_share_one)
 {
     kvf_tokenizer *tokenizer = fixture_tokenizer("gpt2");
     worker workers[4];
@@ -359,10 +359,4 @@ static void threads_share_one(void **state)
     kvf_tokenizer_close(tokenizer);
 }
 
-int main(void)
-{
-    return unit_run_around(open_hostile, close_hostile, ids_are_those_of_hf,
-                           streams_whole_characters, replaces_broken_characters, answers_questions,
-                           refuses_broken_text, long_words_are_not_quadratic,
-                           survives_failing_allocation, threads_share_one);
-}
+TESTS_RUN_BETWEEN(open_hostile, close_hostile)

@@ -96,7 +96,7 @@ static kvf_status parse_row(void *user, char *change, size_t size, kvf_error *er
     return status;
 }
 
-static void refuses_wrong_files(void **state)
+TEST(refuses_wrong_files)
 {
     refusals_check(&(refusals){.path = "tests/model/tokenizer.refusals", .call = parse_row});
 }
@@ -104,7 +104,7 @@ static void refuses_wrong_files(void **state)
 #define BPE(rest) "{\"type\":\"BPE\",\"vocab\":{\"a\":0,\"b\":1,\"ab\":2,\"abb\":3}" rest "}"
 static const char byte_level[] = "{\"type\":\"ByteLevel\",\"add_prefix_space\":false}";
 
-static void does_what_it_says(void **state)
+TEST(does_what_it_says)
 {
     file_parts p = words;
     p.post = "{\"type\":\"TemplateProcessing\",\"single\":[{\"SpecialToken\":{\"id\":\"x\"}},"
@@ -153,7 +153,7 @@ static void does_what_it_says(void **state)
     kvf_tokenizer_close(t);
 }
 
-static void opens_directories(void **state)
+TEST(opens_directories)
 {
     char *directory = fixture_directory_create();
     kvf_tokenizer *tokenizer;
@@ -192,7 +192,7 @@ static void write_framed(const char *directory, const char *post)
 }
 
 /* The flags of tokenizer_config.json for a text's ends go over the post-processor. */
-static void follows_the_flags(void **state)
+TEST(follows_the_flags)
 {
     static const struct {
         const char *post, *config;
@@ -241,7 +241,7 @@ static void follows_the_flags(void **state)
 }
 
 /* A frame that the text spells too, and flags that cannot be followed. */
-static void refuses_flags_without_tokens(void **state)
+TEST(refuses_flags_without_tokens)
 {
     char *directory = fixture_directory_create();
     kvf_tokenizer *t;
@@ -262,10 +262,4 @@ static void refuses_flags_without_tokens(void **state)
     fixture_expect(kvf_tokenizer_open(directory, &t, &error), &error, KVF_CORRUPT,
                    "tokenizer_config.json: not valid JSON");
     fixture_directory_remove(directory);
-}
-
-int main(void)
-{
-    return unit_run(refuses_wrong_files, does_what_it_says, opens_directories, follows_the_flags,
-                    refuses_flags_without_tokens);
 }

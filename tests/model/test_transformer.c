@@ -76,7 +76,7 @@ static void decode(rig *r, uint32_t first, uint32_t batch, float *logits)
     }
 }
 
-static void threads_and_batch_give_the_same_bits(void **state)
+TEST(threads_and_batch_give_the_same_bits)
 {
     static float alone[2][STEPS][VOCAB], both[STEPS][2][VOCAB];
     for (uint32_t threads = 1; threads <= 3; threads++) {
@@ -112,7 +112,7 @@ static void feed(rig *r, kvf_sequence *sequence, uint32_t first, uint32_t count,
  * a budget for all tokens it is one prompt. bf16 keys of a chunk may round differently where a
  * product was summed in another order, so this is a comparison of numbers; a token that is lost or
  * moved is off by far more. */
-static void a_prompt_goes_on_behind_steps(void **state)
+TEST(a_prompt_goes_on_behind_steps)
 {
     enum { FIRST = 48, ANSWER = 11 };
     static float want[STEPS * VOCAB], got[STEPS * VOCAB];
@@ -145,7 +145,7 @@ static void a_prompt_goes_on_behind_steps(void **state)
 }
 
 /* A prompt that goes layer by layer gives the bits of one that goes chunk by chunk. */
-static void order_of_layers_does_not_matter(void **state)
+TEST(order_of_layers_does_not_matter)
 {
     static float want[STEPS * VOCAB], got[STEPS * VOCAB];
     rig by_chunk = {.chunk_max = 17}, by_layer = {.chunk_max = 17, .prompt_max = PROMPT};
@@ -161,7 +161,7 @@ static void order_of_layers_does_not_matter(void **state)
     assert_memory_equal(got, want, sizeof want);
 }
 
-static void ids_out_of_range_are_refused(void **state)
+TEST(ids_out_of_range_are_refused)
 {
     rig r = {0};
     rig_open(&r, 1);
@@ -211,7 +211,7 @@ static bool ask(void *user, uint32_t done, uint32_t total)
 }
 
 /* Two layers of two operations each: asked in front of all but the first. */
-static void a_prefill_stops_where_it_is_told(void **state)
+TEST(a_prefill_stops_where_it_is_told)
 {
     static float want[STEPS * VOCAB], got[STEPS * VOCAB];
     rig r = {.prompt_max = PROMPT};
@@ -238,7 +238,7 @@ static void a_prefill_stops_where_it_is_told(void **state)
     model_rig_close(&r.model);
 }
 
-static void tensors_are_named(void **state)
+TEST(tensors_are_named)
 {
     expect_refusal(&(model_shape){.layers = 3}, "model.layers.2.input_layernorm.weight");
     expect_refusal(&(model_shape){.layers = 2, .intermediate = 256},
@@ -260,7 +260,7 @@ static kvf_cache_config config_of(model_rig *model)
     return cc;
 }
 
-static void another_geometry_is_refused(void **state)
+TEST(another_geometry_is_refused)
 {
     static const char *texts[] = {
         "layers = 3: the model has 2;",       "query_heads = 8: the model has 4;",
@@ -289,12 +289,4 @@ static void another_geometry_is_refused(void **state)
     }
     model_rig_cache(&model, &own);
     model_rig_close(&model);
-}
-
-int main(void)
-{
-    return unit_run(threads_and_batch_give_the_same_bits, a_prompt_goes_on_behind_steps,
-                    order_of_layers_does_not_matter, ids_out_of_range_are_refused,
-                    a_prefill_stops_where_it_is_told, tensors_are_named,
-                    another_geometry_is_refused);
 }

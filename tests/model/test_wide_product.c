@@ -109,21 +109,16 @@ static void compare_shapes(const shape *shapes, size_t count, uint32_t rows_step
         }
 }
 
-static void any_rows_have_the_bits_of_single_ones(void **state)
+TEST(any_rows_have_the_bits_of_single_ones)
 {
     static const shape shapes[] = {{1, 1}, {31, 5}, {67, 13}, {160, 12}, {288, 7}};
     compare_shapes(shapes, sizeof shapes / sizeof *shapes, 1);
 }
 
 /* Around the columns that are taken at a time, and those up to which x is read in order. */
-static void long_rows_have_them_too(void **state)
+TEST(long_rows_have_them_too)
 {
     static const shape shapes[] = {{768, 25}, {769, 2},  {1537, 14},
                                    {3105, 9}, {4096, 3}, {4129, 8}};
     compare_shapes(shapes, sizeof shapes / sizeof *shapes, 7);
-}
-
-int main(void)
-{
-    return unit_run(any_rows_have_the_bits_of_single_ones, long_rows_have_them_too);
 }

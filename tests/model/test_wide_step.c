@@ -100,7 +100,7 @@ static void expect_nodes(const char *family, uint32_t layers, uint32_t of_layer)
 /* A layer: four of attention (test_record), and four products with what follows them, norms too.
  * Around the layers: what brings the arguments, the first norm, the logits and their way to the
  * host. */
-static void a_layer_has_few_launches(void **state)
+TEST(a_layer_has_few_launches)
 {
     expect_nodes("Llama", 1, 4 + 4);
     expect_nodes("Llama", 3, 4 + 4);
@@ -130,16 +130,11 @@ static void wide_rows_are_single_ones(const char *family)
 }
 
 /* Others have biases, norms of heads, and windows. A GPU takes the first. */
-static void rows_of_a_wide_batch_are_single_ones(void **state)
+TEST(rows_of_a_wide_batch_are_single_ones)
 {
     static const char *const families[] = {"Llama", "Qwen2", "Qwen3", "Mistral"};
     kvf_runtime_config device;
     fixture_device(&device);
     for (uint32_t i = 0; i < (device.device == KVF_DEVICE_HOST ? 4 : 1); i++)
         wide_rows_are_single_ones(families[i]);
-}
-
-int main(void)
-{
-    return unit_run(a_layer_has_few_launches, rows_of_a_wide_batch_are_single_ones);
 }

@@ -60,7 +60,7 @@ static void describe_settings(settings_fn at, char *text, size_t capacity)
     assert_in_range(used, 1, capacity - 1);
 }
 
-static void settings_are_those_of_the_c_locale(void **state)
+TEST(settings_are_those_of_the_c_locale)
 {
     static const settings_fn all[] = {kvf_runtime_setting, kvf_cache_setting, kvf_prune_setting,
                                       kvf_link_setting, kvf_disk_setting};
@@ -77,7 +77,7 @@ static void settings_are_those_of_the_c_locale(void **state)
 }
 
 /* A number out of its range, and a text of the system. */
-static void messages_are_those_of_the_c_locale(void **state)
+TEST(messages_are_those_of_the_c_locale)
 {
     test_world w;
     kvf_cache_config c = test_config_small();
@@ -112,7 +112,7 @@ static void set_scale(test_world *w, float scale)
 /* Saved in one locale, restored in every other, with settings and attention parameters that are no
  * whole numbers.
  */
-static void saved_files_come_back_in_any_locale(void **state)
+TEST(saved_files_come_back_in_any_locale)
 {
     const save_case one = {"locale",
                            "static_ratio=0.25 select=hybrid budget_share=0 softmax_scale=0.3"};
@@ -155,7 +155,7 @@ static void saved_files_come_back_in_any_locale(void **state)
 }
 
 /* The locale of a thread counts as well, and stays. */
-static void locale_of_a_thread_stays(void **state)
+TEST(locale_of_a_thread_stays)
 {
     char text[64];
     kvf_cache_config c;
@@ -177,10 +177,5 @@ static void locale_of_a_thread_stays(void **state)
     freelocale(own);
 }
 
-int main(void)
-{
-    return unit_run_each(NULL, leave_locale, settings_are_those_of_the_c_locale,
-                         messages_are_those_of_the_c_locale, saved_files_come_back_in_any_locale,
-                         locale_of_a_thread_stays) +
-           save_remove_folder(NULL);
-}
+TESTS_RUN_BETWEEN(NULL, save_remove_folder)
+EACH_TEST_RUNS_BETWEEN(NULL, leave_locale)
