@@ -2,6 +2,7 @@
 """A folder with the recall model, some of whose words are markers of a chat, for tests of chats."""
 import json
 import os
+import subprocess
 import sys
 import tempfile
 
@@ -79,6 +80,14 @@ class ChatModel:
         by_id = {(line["id"], line["sample"]): line for line in lines}
         self.check("no answer comes twice", len(by_id) == len(lines) or command == "score", out)
         return by_id, json.loads(checks.read(stats)), err
+
+    def refusals(self, table):
+        """The rows of TABLE.refusals, in the folder; see refusals.py."""
+        here = os.path.dirname(os.path.abspath(__file__))
+        done = subprocess.run([sys.executable, os.path.join(here, "refusals.py"), self.kvferry,
+                               os.path.join(here, table + ".refusals"), "run=run --model . --device host",
+                               "score=score --model . --device host"], cwd=self.folder, check=False)
+        self.check("rows of %s.refusals" % table, done.returncode == 0)
 
 
 def run_checks(*parts):

@@ -227,30 +227,6 @@ def check_logprobs(chat):
                "compared_tokens" not in told["rescored"]["differences"][0], short, told)
 
 
-def check_logprobs_refused(chat):
-    chat.write()
-    path = chat.save("p.jsonl", json.dumps({"prompt": "quiet"}))
-    for line, why in (({"ids": [4]}, "give id"), ({"id": 2, "ids": [4]}, "id 2 is that of no prompt"),
-                      ({"id": "1", "ids": [4]}, 'id "1" is that of no prompt'),
-                      ({"id": 1}, "ids must be a list"), ({"id": 1, "ids": []}, "nothing to score"),
-                      ({"id": 1, "ids": [4000000]}, "the model's tokens"),
-                      ({"id": 1, "ids": [4], "sample": "a"}, "sample must be"),
-                      ({"id": 1, "ids": [4], "logprobs": [1, 2]}, "logprobs must be a list of 1"),
-                      ({"id": 1, "ids": [4, 4], "logprobs": [-1, "a"]}, 'logprobs[1] is "a"'),
-                      ([7], "line 2")):
-        answers = chat.save("a.jsonl", "\n" + json.dumps(line))
-        _, err = chat.run("--answers", answers, "--prompts", path, command="score", status=1)
-        chat.check("%s is refused" % line, why in err and "a.jsonl: line 2" in err, err)
-    empty = chat.save("a.jsonl", "\n")
-    _, err = chat.run("--answers", empty, "--prompts", path, command="score", status=1)
-    chat.check("no answer at all", "holds no answer" in err, err)
-    good = chat.save("a.jsonl", json.dumps({"id": 1, "ids": [4]}))
-    for options in (("--prompts", path, "--text", path), ("--prompts", path, "--prompt", "a")):
-        chat.run("--answers", good, *options, command="score", status=2)
-    _, err = chat.run("--prompt", "a", "--logprobs", "1", status=2)
-    chat.check("lines are what has them", "--logprobs belong to" in err, err)
-
-
 def check_saved(chat):
     """Lines go on from a saved document, which is read once for all of them."""
     about = subprocess.run([chat.kvferry, "info"], stdout=subprocess.PIPE, check=True).stdout
@@ -331,41 +307,16 @@ def check_chat(chat):
 
 def check_refused(chat):
     chat.write()
-    good = json.dumps({"prompt": "quiet river"})
-    for line, why in (("{", "p.jsonl: line 2"), ("7", "line 2"), ('{"prompt": 7}', "prompt is 7; it must be"),
-                      ('{"id": 1}', "give prompt"), ('{"prompt": "a", "best": 1}', '"best"'),
-                      ('{"prompt": "quiet", "tokens": 0}', "tokens is 0; it must be a whole number from 1"),
-                      ('{"prompt": "quiet", "top_p": 0}', "line 2: top-p is 0"),
-                      ('{"prompt": "quiet", "temperature": "hot"}', 'temperature is "hot"; it must be'),
-                      ('{"prompt": "quiet", "id": [1]}', "id is an array; it must be a text"),
-                      ('{"prompt": ""}', "line 2: the prompt is empty"),
-                      ('{"messages": []}', "line 2"), ('{"messages": [{"role": "user"}]}', "line 2"),
-                      ('{"prompt": "quiet", "tokens": 40000}', "p.jsonl: line 2: a prompt of 1 "),
-                      ('{"prompt": "quiet", "id": 1}', "line 2: id 1 is that of line 1")):
-        _, err = chat.run("--prompts", chat.save("p.jsonl", good + "\n" + line), status=1)
-        chat.check("a line %s is refused" % line, why in err, err)
-    lines = [json.dumps({"prompt": "quiet", "id": name}) for name in ("c", "7", 7, "b", 9, "c", "b")]
-    _, err = chat.run("--prompts", chat.save("p.jsonl", "\n".join(lines)), status=1)
-    chat.check("two lines of one id are refused", "line 7: id b is that of line 4" in err, err)
-    out, _ = chat.run("--prompts", chat.save("p.jsonl", "\n".join(lines[:5])), "-n", "2")
+    lines = [{"prompt": "quiet", "id": name} for name in ("c", "7", 7, "b", 9)]
+    path = chat.save_lines("p.jsonl", lines)
+    out, _ = chat.run("--prompts", path, "-n", "2")
     chat.check("a text and a number are two ids", sorted(str(json.loads(line)["id"]) for line in
                                                        out.splitlines()) == list("779bc"), out)
-    path = chat.save("p.jsonl", good)
-    _, err = chat.run("--prompts", path, "--memory", "1000", status=1)
-    chat.check("too little memory is refused", "--memory 1000 has room for" in err, err)
-    _, err = chat.run("--prompts", chat.save("none", "\n"), status=1)
-    chat.check("no prompt at all", "holds no prompt" in err, err)
-    for options in (("--prompts", path, "--prompt", "a"), ("--prompts", path, "--ask", path),
-                    ("--prompts", path, "--emit-ids", "x"), ("--prompts", path, "-n", "0"),
-                    ("--prompt", "a", "--batch", "2"),
-                    ("--prompt", "a", "--memory", "1M")):
-        chat.run(*options, status=2)
     _, err = chat.run("--prompts", path, "--context", "40000")
     chat.check("a context past the model's positions is told", "32768 positions" in err, err)
-    chat.write(template=None)
-    _, err = chat.run("--prompts", chat.save("p.jsonl", '{"messages": [{"role": "user", '
-                                             '"content": "quiet"}]}'), status=1)
-    chat.check("a chat needs a template", "no chat template" in err and "line 1" in err, err)
+    _, err = chat.run("--prompts", path, "--memory", "1000", status=1)
+    chat.check("too little memory is refused", "--memory 1000 has room for" in err, err)
+    chat.refusals("lines")
 
 
 def check_long(chat):
@@ -480,6 +431,6 @@ def check_interrupted_prefill(chat):
 
 
 if __name__ == "__main__":
-    sys.exit(run_checks(check_prompts, check_samples, check_logprobs, check_logprobs_refused, check_pruned,
-                        check_masked, check_rows, check_saved, check_options, check_chat, check_refused,
+    sys.exit(run_checks(check_prompts, check_samples, check_logprobs, check_pruned, check_masked,
+                        check_rows, check_saved, check_options, check_chat, check_refused,
                         check_long, check_real, check_interrupted, check_interrupted_prefill))

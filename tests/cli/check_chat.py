@@ -63,46 +63,9 @@ def check_prompts(chat):
              turn("user", QUESTION) + opening + thought)
 
 
-def refuse(chat, says, *arguments, status=1):
-    out, err = chat.run(*arguments, status=status)
-    chat.check("'%s' is said" % says, says in err and out == "", err)
-    return err
-
-
 def check_refusals(chat):
-    question = ("--chat", "--prompt", "the")
-    chat.write(template=None)
-    err = refuse(chat, "no chat template", *question)
-    chat.check("what to give instead is told", "--chat-format chatml" in err and
-               "--prompt-file" in err, err)
-    refuse(chat, "'<|begin_of_text|>', which is no token", *question, "--chat-format", "llama3")
-    refuse(chat, "'<|im_sep|>'", *question, "--chat-format", "phi4")
-    refuse(chat, "chat-format is 'lama'; give model, chatml", *question, "--chat-format", "lama",
-           status=2)
-    chat.write("{{ messages[0].content }}")
-    err = refuse(chat, "of no format that is known", *question)
-    chat.check("the names are told", "give --chat-format chatml, deepseek-r1, llama3, mistral" in err and
-               "zephyr, or --prompt-file" in err, err)
-    turns = [{"role": "user", "content": "a"}] * 2
-    refuse(chat, "user and assistant must take turns", "--chat-format", "mistral", "--messages",
-           chat.save("m.json", turns))
     chat.write()
-    refuse(chat, "the chat format chatml has no word for it", *question, "--thinking", "off")
-    refuse(chat, "belong to --chat", "--prompt", "the", "--system", "a", status=2)
-    refuse(chat, "needs text", "--chat", "--token-ids", "x", status=2)
-    chat.write()
-    for content, says in (
-            ("{}", "must hold a list"), ('{"messages": [], "tools": []}', 'has "tools" beside messages'), ("[", "m.json"), ("[1]", "message 0: it must be an object"),
-            ('[{"role": "user"}]', "message 0: it has no content"),
-            ('[{"role": "usr", "content": ""}]', 'role is "usr"; give system, user or'),
-            ('[{"role": "user", "content": 1}]', "content must be a text"),
-            ('[{"role": "user", "content": "a\\u0000b"}]', "zero bytes"),
-            ('[{"role": "user", "content": "", "text": "x"}]', "the field \"text\"; known are role and content"),
-            ('[{"role": "assistant", "content": "a"}]', "end with a question"),
-            ('[{"role": "user", "content": "a"}, {"role": "system", "content": "b"}]',
-             "only the first may be"), ("[]", "no messages")):
-        refuse(chat, says, "--messages", chat.save("m.json", content))
-    refuse(chat, "missing.json", "--messages", "missing.json")
+    chat.refusals("chat")
 
 
 def check_ends(chat):
@@ -136,8 +99,6 @@ def check_ends(chat):
     out, found, stats = told(chat, *question, "--ignore-eos", "--stop", line[-1] + "!")
     chat.check("what only might have been a stop is shown", out == text and found == ids and
                stats["stop"] == "length", repr(out))
-    refuse(chat, "stop is ''", *question, "--stop", "", status=2)
-    refuse(chat, "16 times at most", *question, *["--stop", "a"] * 17, status=2)
 
 
 if __name__ == "__main__":

@@ -5,39 +5,41 @@ these words, and no others.
 usage: refusals.py KVFERRY TABLE [NAME=WORDS...]
 
 A row is a line of arguments, in which $NAME stands for WORDS, and below it, after spaces, the status
-and the last line of standard error. As in tests/refusals.h, with KVF_WRITE_REFUSALS=1 in the
-environment the table is written anew with the answers of today.
+and the last line of standard error. A line `>NAME TEXT` writes the file NAME for the rows below it; in
+TEXT \\n is the end of a line. As in tests/refusals.h, with KVF_WRITE_REFUSALS=1 in the environment the
+table is written anew with the answers of today.
 """
 import os
 import re
 import shlex
-import subprocess
 import sys
+
+import checks
 
 
 def main():
     kvferry, table = sys.argv[1:3]
     words = dict(argument.split("=", 1) for argument in sys.argv[3:])
-    with open(table, encoding="utf-8") as f:
-        lines = f.read().splitlines()
+    lines = checks.read(table).splitlines()
     out, failed = [], 0
     for i, line in enumerate(lines):
         if line.startswith(" "):
             continue
         out.append(line)
-        if not line or line.startswith("#"):
+        if line.startswith(">"):
+            name, _, text = line[1:].partition(" ")
+            checks.write(name, text.replace("\\n", "\n"))
+        if not line or line[0] in "#>":
             continue
         row = re.sub(r"\$(\w+)", lambda m: words[m[1]], line)
-        done = subprocess.run([kvferry] + shlex.split(row), stdin=subprocess.DEVNULL, text=True, check=False,
-                              stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        done = checks.command(kvferry, *shlex.split(row))
         told = "    %d %s" % (done.returncode, (done.stderr.splitlines() or [""])[-1])
         out.append(told)
         if done.stdout or done.returncode not in (1, 2) or told not in lines[i + 1:i + 2]:
             failed += 1
             print("not ok: %s\n%s\n%s" % (line, told, done.stdout))
     if os.environ.get("KVF_WRITE_REFUSALS") == "1":
-        with open(table, "w", encoding="utf-8") as f:
-            f.write("\n".join(out) + "\n")
+        checks.write(table, "\n".join(out) + "\n")
     print("%s: %d rows, %d failed" % (os.path.basename(table), sum(x.startswith(" ") for x in out), failed))
     return failed > 0
 
