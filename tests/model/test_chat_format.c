@@ -7,7 +7,6 @@
  */
 
 #include "chat_format.h"
-#include "gguf_image.h"
 #include "json.h"
 #include "model_fixture.h"
 #include "refusals.h"
@@ -297,21 +296,5 @@ TEST(finds_the_template)
     fixture_expect(kvf_chat_format_read(folder, &format, &error), &error, KVF_CORRUPT,
                    "tokenizer_config.json");
     assert_int_equal(heap_left(), 0);
-    fixture_directory_remove(folder);
-}
-
-TEST(finds_the_template_of_a_gguf_file)
-{
-    static const char *const tokens[] = {"a", "<s>", "</s>"};
-    char *folder = fixture_directory_create(), path[1024];
-    gguf_image image = {0};
-    gguf_image_text(&image, "general.architecture", "llama");
-    gguf_image_text(&image, "tokenizer.ggml.model", "gpt2");
-    gguf_image_texts(&image, "tokenizer.ggml.tokens", tokens, 3);
-    gguf_image_text(&image, "tokenizer.chat_template", "{{ \"<|start_header_id|>\xc3\xa9\\n\" }}");
-    gguf_image_write(&image, folder, "model.gguf");
-    snprintf(path, sizeof path, "%s/model.gguf", folder);
-    expect_read(path, "llama3");
-    gguf_image_free(&image);
     fixture_directory_remove(folder);
 }

@@ -6,7 +6,6 @@
  * policy of the test's own looks at what policies are shown.
  */
 
-#include "generate.h"
 #include "model_fixture.h"
 #include "model_rig.h"
 #include "unit.h"
@@ -428,30 +427,5 @@ TEST(bad_chunks_are_named)
     expect_refusal(&r, QUERIES - 1, 8, "chunk_queries = 6 is longer than the prompt");
     expect_refusal(&r, PROMPT, QUERIES - 1, "chunk = 5");
     expect_refusal(&r, HIDDEN, HIDDEN - 1, "with the patch of 6");
-    rig_close(&r);
-}
-
-TEST(a_session_goes_by_chunks)
-{
-    rig r;
-    kvf_error error = {0};
-    kvf_stop stop;
-    rig_open(&r);
-    const kvf_prune_config pc = evicting("snapkv", KVF_EVICTION_PATCHED, 0.5f);
-    open_prune(&r, &pc);
-    kvf_session session = {.runtime = r.model.runtime,
-                           .transformer = r.model.transformer,
-                           .cache = r.model.cache,
-                           .stream = r.model.stream,
-                           .prune = r.prune,
-                           .chunk = 20};
-    const kvf_prefill_request request = {
-        .sequence = r.sequence, .ids = ids_of_prompt(), .count = PROMPT};
-    assert_int_equal(kvf_generate_prefill(&session, &request, &stop, &error), KVF_OK);
-    assert_int_equal(kvf_sequence_length(r.sequence, LAYERS - 1),
-                     expect(KVF_EVICTION_PATCHED, 20, 0.5f).kept);
-    session.chunk = QUERIES - 1;
-    fixture_expect(kvf_generate_prefill(&session, &request, &stop, &error), &error, KVF_INVALID,
-                   "chunk = 5");
     rig_close(&r);
 }

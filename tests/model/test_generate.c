@@ -117,65 +117,112 @@ static kvf_stop answer(runner *r, uint32_t tokens, const uint32_t *eos)
     return result.stop;
 }
 
+/* A prompt that was read, pruned or not. */
+static void runner_begin(runner *r, const kvf_sampling_config *config, bool is_pruned)
+{
+    runner_open(r, config);
+    if (is_pruned)
+        prune(r);
+    read_prompt(r);
+}
+
 /* Tokens of one answer without a stop, each from its logits on the host. */
 static void plain_answer(const kvf_sampling_config *config, bool is_pruned, uint32_t ids[TOKENS])
 {
     runner r;
-    runner_open(&r, config);
-    if (is_pruned)
-        prune(&r);
-    read_prompt(&r);
+    runner_begin(&r, config, is_pruned);
     assert_int_equal(answer(&r, TOKENS, NULL), KVF_STOP_LENGTH);
     assert_int_equal(r.count, TOKENS);
     memcpy(ids, r.ids, sizeof r.ids);
     runner_close(&r);
 }
 
-/* Whether token i was there between the first stop and now. */
-static bool was_since(const uint32_t *ids, uint32_t i)
+/* A draft that has seen the answer before, with some ids that are wrong. */
+static void open_draft(runner *r, const uint32_t want[TOKENS])
 {
-    for (uint32_t j = 5; j < i; j++)
-        if (ids[j] == ids[i])
-            return true;
-    return false;
+    kvf_error error;
+    const rig_prompt b = one_prompt(1, GIVEN);
+    uint32_t almost[TOKENS];
+    memcpy(almost, want, sizeof almost);
+    almost[2] = (almost[2] + 1) % VOCAB;
+    almost[10] = (almost[10] + 1) % VOCAB;
+    model_rig_must(&r->rig, kvf_draft_create(BATCH - 1, 200, &r->draft, &error), "draft");
+    kvf_draft_see(r->draft, &b.ids[GIVEN - 2], 2);
+    kvf_draft_see(r->draft, almost, TOKENS);
+    kvf_draft_see(r->draft, b.ids, GIVEN);
 }
 
-/* One answer in three parts: the end of one is the caller's, of one an end token's. The next
- * fed token is the one that ended it, so that all of it is one answer. */
-static void check_parts(const kvf_sampling_config *config, bool is_pruned)
+/* The first token from `first` + 3 on that is not there since `first`; TOKENS: none, as greedy ones
+ * come again. */
+static uint32_t new_token(const uint32_t *ids, uint32_t first)
+{
+    for (uint32_t i = first + 3; i < TOKENS - 2; i++) {
+        uint32_t j = first;
+        while (j < i && ids[j] != ids[i])
+            j++;
+        if (j == i)
+            return i;
+    }
+    return TOKENS;
+}
+
+static void expect_last(const runner *r, uint32_t layer, uint32_t position)
+{
+    const uint32_t length = kvf_sequence_length(r->sequence, layer);
+    assert_int_equal(kvf_sequence_position(r->sequence, layer, length - 1), position);
+}
+
+/* One answer in three parts, with and without drafts: the end of one is the caller's, of one an end
+ * token's, maybe inside a draft. The next fed token is the one that ended it, so that all of it is
+ * one answer. Returns how many tokens of drafts were wrong. */
+static uint32_t check_parts(const kvf_sampling_config *config, bool is_pruned, uint32_t stop_at,
+                            bool has_draft)
 {
     static uint32_t want[TOKENS];
     runner r;
-    uint32_t eos_at = 8;
     plain_answer(config, is_pruned, want);
-    while (was_since(want, eos_at))
-        assert_true(++eos_at < TOKENS - 2);
-    runner_open(&r, config);
-    if (is_pruned)
-        prune(&r);
-    read_prompt(&r);
-    r.stop_at = 5;
+    const uint32_t eos_at = new_token(want, stop_at);
+    runner_begin(&r, config, is_pruned);
+    if (has_draft)
+        open_draft(&r, want);
+    r.stop_at = stop_at;
     assert_int_equal(answer(&r, TOKENS, NULL), KVF_STOP_CALLER);
-    assert_int_equal(kvf_sequence_position(r.sequence, 0, kvf_sequence_length(r.sequence, 0) - 1),
-                     GIVEN + 3);
-    feed(&r, &r.ids[4]);
-    assert_int_equal(answer(&r, TOKENS - 5, &want[eos_at]), KVF_STOP_EOS);
-    assert_int_equal(r.count, eos_at + 1);
-    assert_int_equal(kvf_sequence_position(r.sequence, LAYERS - 1,
-                                           kvf_sequence_length(r.sequence, LAYERS - 1) - 1),
-                     GIVEN + eos_at - 1);
-    feed(&r, &r.ids[eos_at]);
+    expect_last(&r, 0, GIVEN + stop_at - 2);
+    feed(&r, &r.ids[stop_at - 1]);
+    assert_true(eos_at < TOKENS || config->temperature == 0.0);
+    if (eos_at < TOKENS) {
+        assert_int_equal(answer(&r, TOKENS - stop_at, &want[eos_at]), KVF_STOP_EOS);
+        assert_int_equal(r.count, eos_at + 1);
+        expect_last(&r, LAYERS - 1, GIVEN + eos_at - 1);
+        feed(&r, &r.ids[eos_at]);
+    }
     assert_int_equal(answer(&r, TOKENS - r.count, NULL), KVF_STOP_LENGTH);
     assert_int_equal(r.count, TOKENS);
     assert_memory_equal(r.ids, want, sizeof want);
+    assert_true(r.accepted > 2 || !has_draft);
+    const uint32_t wrong = r.drafted - r.accepted;
     runner_close(&r);
+    return wrong;
 }
 
 TEST(an_answer_in_parts_is_one_answer)
 {
     const kvf_sampling_config config = warm(5);
-    check_parts(&config, false);
-    check_parts(&config, true);
+    check_parts(&config, false, 5, false);
+    check_parts(&config, true, 5, false);
+}
+
+TEST(drafts_change_no_token)
+{
+    uint32_t wrong = 0;
+    kvf_sampling_config greedy;
+    kvf_sampling_config_init(&greedy);
+    for (uint32_t i = 0; i < 4; i++) {
+        const kvf_sampling_config drawn = warm(7 + i);
+        wrong += check_parts(&drawn, i == 1, 3 + i, true);
+    }
+    wrong += check_parts(&greedy, false, 5, true);
+    assert_true(wrong > 0);
 }
 
 /* ---- given tokens ---- */
@@ -248,60 +295,6 @@ TEST(given_tokens_share_steps)
 }
 
 /* ---- drafts ---- */
-
-/* A draft that has seen the answer before, with some ids that are wrong. */
-static void open_draft(runner *r, const rig_prompt *b, const uint32_t want[TOKENS])
-{
-    kvf_error error;
-    uint32_t almost[TOKENS];
-    memcpy(almost, want, sizeof almost);
-    almost[2] = (almost[2] + 1) % VOCAB;
-    almost[10] = (almost[10] + 1) % VOCAB;
-    model_rig_must(&r->rig, kvf_draft_create(BATCH - 1, 200, &r->draft, &error), "draft");
-    kvf_draft_see(r->draft, &b->ids[GIVEN - 2], 2);
-    kvf_draft_see(r->draft, almost, TOKENS);
-    kvf_draft_see(r->draft, b->ids, GIVEN);
-}
-
-/* In two parts, the first of which the caller ends, maybe inside a draft. Returns how many tokens
- * of drafts were wrong. */
-static uint32_t check_draft(const kvf_sampling_config *config, bool is_pruned, uint32_t stop_at)
-{
-    uint32_t want[TOKENS];
-    runner r;
-    const rig_prompt b = one_prompt(1, GIVEN);
-    plain_answer(config, is_pruned, want);
-    runner_open(&r, config);
-    if (is_pruned)
-        prune(&r);
-    read_prompt(&r);
-    open_draft(&r, &b, want);
-    r.stop_at = stop_at;
-    assert_int_equal(answer(&r, TOKENS, NULL), KVF_STOP_CALLER);
-    assert_int_equal(kvf_sequence_position(r.sequence, 0, kvf_sequence_length(r.sequence, 0) - 1),
-                     GIVEN + stop_at - 2);
-    feed(&r, &r.ids[stop_at - 1]);
-    assert_int_equal(answer(&r, TOKENS - stop_at, NULL), KVF_STOP_LENGTH);
-    assert_int_equal(r.count, TOKENS);
-    assert_memory_equal(r.ids, want, sizeof want);
-    assert_true(r.accepted > 2);
-    const uint32_t wrong = r.drafted - r.accepted;
-    runner_close(&r);
-    return wrong;
-}
-
-TEST(drafts_change_no_token)
-{
-    uint32_t wrong = 0;
-    kvf_sampling_config greedy;
-    kvf_sampling_config_init(&greedy);
-    for (uint32_t i = 0; i < 4; i++) {
-        const kvf_sampling_config drawn = warm(7 + i);
-        wrong += check_draft(&drawn, i == 1, 3 + i);
-    }
-    wrong += check_draft(&greedy, false, 5);
-    assert_true(wrong > 0);
-}
 
 /* Its guesses follow from the ids that it has seen. */
 TEST(a_draft_looks_back)

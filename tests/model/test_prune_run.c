@@ -86,31 +86,6 @@ TEST(fastkv_that_propagates_all_is_snapkv)
     model_rig_close(&r);
 }
 
-TEST(fastkv_at_half_depth_computes_three_fifths)
-{
-    static outcome got;
-    rig r;
-    for (kvf_retention retention = KVF_RETENTION_OFFLOAD; retention <= KVF_RETENTION_EVICT;
-         retention++) {
-        kvf_prune_config config = rig_config_of("fastkv");
-        kvf_prune_stats stats;
-        rig_open(&r, KVF_SELECT_HYBRID, 64);
-        config.retention = retention;
-        rig_run_one(&r, &config, &got, &stats);
-        assert_int_equal(stats.tokens_full, PROMPT * LAYERS);
-        assert_int_equal(5 * stats.tokens_computed, 3 * stats.tokens_full);
-        assert_int_equal(stats.chosen_layer, LAYERS / 2 - 1);
-        assert_int_equal(stats.kept, LAYERS * (PROMPT / 10));
-        for (uint32_t layer = 0; layer < LAYERS; layer++) {
-            const uint32_t tokens = layer < LAYERS / 2 ? PROMPT : PROMPT / 5;
-            assert_int_equal(got.lengths[layer],
-                             retention == KVF_RETENTION_EVICT ? PROMPT / 10 : tokens);
-            assert_int_equal(got.positions[layer][got.lengths[layer] - 1], PROMPT - 1);
-        }
-        model_rig_close(&r);
-    }
-}
-
 /* ---- restart ---- */
 
 /* Shortens twice, then starts over. */
@@ -213,6 +188,8 @@ TEST(offload_with_all_pages_is_dense)
     rig_run_one(&r, &config, &dense, NULL);
     for (uint32_t layer = 0; layer < LAYERS; layer++) {
         assert_int_equal(kept.lengths[layer], layer <= 1 ? PROMPT : PROMPT * 2 / 5);
+        for (uint32_t i = 0; i < kept.lengths[layer]; i++)
+            assert_int_equal(kept.positions[layer][i], layer <= 1 ? i : s.ids[i]);
         assert_int_equal(kept.lengths[layer], dense.lengths[layer]);
         assert_memory_equal(kept.positions[layer], dense.positions[layer],
                             sizeof kept.positions[layer]);

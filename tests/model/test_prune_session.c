@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Pruned prefill of a session: lengths and true positions of deeper layers are what the policy
- * said, the hidden state is what the head sees, a session prunes its prompt, and bad prompts are
- * refused.
+ * Pruned prefill of a session: the hidden state is what the head sees, a session prunes its prompt,
+ * and bad prompts are refused.
  */
 
 #include "common/convert.h"
@@ -12,29 +11,6 @@
 #include "prune_run_rig.h"
 
 #include <math.h>
-
-/* ---- layers ---- */
-
-TEST(deeper_layers_hold_what_was_propagated)
-{
-    static outcome got;
-    rig r;
-    spy s = {0};
-    rig_open(&r, KVF_SELECT_HYBRID, 64);
-    kvf_prune_config config = rig_config_of("fastkv");
-    const kvf_prune_policy policy = spy_policy(&s, "fastkv");
-    config.policy = &policy;
-    config.settings.layer = 1;
-    config.settings.propagate = 0.3f;
-    rig_run_one(&r, &config, &got, NULL);
-    assert_int_equal(s.count, PROMPT * 3 / 10);
-    for (uint32_t layer = 0; layer < LAYERS; layer++) {
-        assert_int_equal(got.lengths[layer], layer <= 1 ? PROMPT : s.count);
-        for (uint32_t i = 0; i < got.lengths[layer]; i++)
-            assert_int_equal(got.positions[layer][i], layer <= 1 ? i : s.ids[i]);
-    }
-    model_rig_close(&r);
-}
 
 /* ---- hidden states ---- */
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Sampling: greedy and ties, seeds, the share of draws against softmax, and every draw and its
+ * Sampling: greedy and ties, the share of draws against softmax, and every draw and its
  * probability against a plain sampler that sorts all tokens and goes filter by filter.
  */
 
@@ -118,21 +118,6 @@ TEST(draws_follow_the_softmax)
 {
     check_shares(1.0);
     check_shares(2.5);
-}
-
-TEST(a_seed_repeats)
-{
-    float logits[VOCAB];
-    make_logits(logits, 1.0);
-    uint32_t runs[3][64];
-    for (uint32_t run = 0; run < 3; run++) {
-        kvf_sampler *s = sampler(1.0, run == 2 ? 8 : 9);
-        for (uint32_t i = 0; i < 64; i++)
-            runs[run][i] = kvf_sampler_next(s, 0, logits);
-        kvf_sampler_destroy(s);
-    }
-    assert_memory_equal(runs[0], runs[1], sizeof runs[0]);
-    assert_memory_not_equal(runs[0], runs[2], sizeof runs[0]);
 }
 
 /* To 2^-29 of itself and the unit: the series is cut at 2^-31, logits are fp32. */

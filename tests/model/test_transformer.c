@@ -2,8 +2,7 @@
 
 /*
  * The transformer apart from its numbers: tensors that are missing or misshapen are named, ids out
- * of range are refused, and neither threads, nor the batch, nor the order of layers and chunks
- * changes what comes out.
+ * of range are refused, and the order of layers and chunks does not change what comes out.
  */
 
 #include "model_fixture.h"
@@ -31,10 +30,10 @@ static kvf_transformer_options options_of(const rig *r)
     return options;
 }
 
-static void rig_open(rig *r, uint32_t threads)
+static void rig_open(rig *r)
 {
     kvf_cache_config cc;
-    model_rig_make(&r->model, &(model_shape){.layers = 2}, threads);
+    model_rig_make(&r->model, &(model_shape){.layers = 2}, 2);
     const kvf_transformer_options options = options_of(r);
     model_rig_transformer(&r->model, &options, &cc);
     kvf_cache_config_preset(&cc, KVF_PRESET_PRKV);
@@ -49,51 +48,27 @@ static void rig_open(rig *r, uint32_t threads)
         r->sequences[i] = model_rig_sequence(&r->model);
 }
 
-static uint32_t id_of(uint32_t sequence, uint32_t index)
+static uint32_t id_of(uint32_t index)
 {
-    return (index * 37u + sequence * 11u) % VOCAB;
+    return index * 37u % VOCAB;
 }
 
-static void prefill(rig *r, uint32_t sequence, uint32_t chunk)
+static void prefill(rig *r, uint32_t chunk)
 {
     uint32_t ids[PROMPT];
     for (uint32_t i = 0; i < PROMPT; i++)
-        ids[i] = id_of(sequence, i);
+        ids[i] = id_of(i);
     for (uint32_t done = 0; done < PROMPT; done += chunk)
-        model_rig_prefill(&r->model, r->sequences[sequence], ids + done,
+        model_rig_prefill(&r->model, r->sequences[0], ids + done,
                           PROMPT - done < chunk ? PROMPT - done : chunk);
 }
 
-/* Logits of all steps of a batch: [STEPS][batch][VOCAB]. */
-static void decode(rig *r, uint32_t first, uint32_t batch, float *logits)
+/* Logits of all steps: [STEPS][VOCAB]. */
+static void decode(rig *r, float *logits)
 {
     for (uint32_t step = 0; step < STEPS; step++) {
-        uint32_t ids[2];
-        for (uint32_t i = 0; i < batch; i++)
-            ids[i] = id_of(first + i, PROMPT + step);
-        model_rig_decode(&r->model, r->sequences + first, ids, batch,
-                         logits + (size_t)step * batch * VOCAB);
-    }
-}
-
-TEST(threads_and_batch_give_the_same_bits)
-{
-    static float alone[2][STEPS][VOCAB], both[STEPS][2][VOCAB];
-    for (uint32_t threads = 1; threads <= 3; threads++) {
-        rig r = {0};
-        rig_open(&r, threads);
-        prefill(&r, 0, CHUNK);
-        prefill(&r, 1, CHUNK);
-        if (threads == 1) {
-            decode(&r, 0, 1, alone[0][0]);
-            decode(&r, 1, 1, alone[1][0]);
-        } else {
-            decode(&r, 0, 2, both[0][0]);
-            for (uint32_t step = 0; step < STEPS; step++)
-                for (uint32_t i = 0; i < 2; i++)
-                    assert_memory_equal(alone[i][step], both[step][i], sizeof both[step][i]);
-        }
-        model_rig_close(&r.model);
+        const uint32_t id = id_of(PROMPT + step);
+        model_rig_decode(&r->model, r->sequences, &id, 1, logits + (size_t)step * VOCAB);
     }
 }
 
@@ -101,7 +76,7 @@ static void feed(rig *r, kvf_sequence *sequence, uint32_t first, uint32_t count,
 {
     uint32_t ids[PROMPT];
     for (uint32_t i = 0; i < count; i++)
-        ids[i] = id_of(0, first + i);
+        ids[i] = id_of(first + i);
     if (!by_steps)
         model_rig_prefill(&r->model, sequence, ids, count);
     for (uint32_t i = 0; by_steps && i < count; i++)
@@ -119,11 +94,11 @@ TEST(a_prompt_goes_on_behind_steps)
     for (uint32_t by_layer = 0; by_layer < 2; by_layer++) {
         rig whole = {.budget = 4 * PROMPT, .prompt_max = by_layer * PROMPT};
         rig parts = whole;
-        rig_open(&whole, 2);
-        prefill(&whole, 0, CHUNK);
-        decode(&whole, 0, 1, want);
+        rig_open(&whole);
+        prefill(&whole, CHUNK);
+        decode(&whole, want);
         model_rig_close(&whole.model);
-        rig_open(&parts, 2);
+        rig_open(&parts);
         kvf_sequence_destroy(parts.sequences[1]);
         feed(&parts, parts.sequences[0], 0, FIRST, false);
         assert_int_equal(kvf_sequence_fork(parts.model.cache, parts.sequences[0],
@@ -137,7 +112,7 @@ TEST(a_prompt_goes_on_behind_steps)
                                            parts.model.stream, &parts.sequences[0]),
                          KVF_OK);
         feed(&parts, parts.sequences[0], FIRST + ANSWER, PROMPT - FIRST - ANSWER, false);
-        decode(&parts, 0, 1, got);
+        decode(&parts, got);
         model_rig_close(&parts.model);
         if (!(model_rig_distance(got, want, STEPS * VOCAB) < 5e-3))
             fail_msg("by layer %u: %g", by_layer, model_rig_distance(got, want, STEPS * VOCAB));
@@ -149,14 +124,14 @@ TEST(order_of_layers_does_not_matter)
 {
     static float want[STEPS * VOCAB], got[STEPS * VOCAB];
     rig by_chunk = {.chunk_max = 17}, by_layer = {.chunk_max = 17, .prompt_max = PROMPT};
-    rig_open(&by_chunk, 2);
-    prefill(&by_chunk, 0, 17);
-    decode(&by_chunk, 0, 1, want);
+    rig_open(&by_chunk);
+    prefill(&by_chunk, 17);
+    decode(&by_chunk, want);
     model_rig_close(&by_chunk.model);
-    rig_open(&by_layer, 2);
+    rig_open(&by_layer);
     assert_int_equal(kvf_transformer_prompt_max(by_layer.model.transformer), PROMPT);
-    prefill(&by_layer, 0, PROMPT);
-    decode(&by_layer, 0, 1, got);
+    prefill(&by_layer, PROMPT);
+    decode(&by_layer, got);
     model_rig_close(&by_layer.model);
     assert_memory_equal(got, want, sizeof want);
 }
@@ -164,7 +139,7 @@ TEST(order_of_layers_does_not_matter)
 TEST(ids_out_of_range_are_refused)
 {
     rig r = {0};
-    rig_open(&r, 1);
+    rig_open(&r);
     const uint32_t ids[2] = {3, VOCAB};
     assert_int_equal(kvf_transformer_prefill(r.model.transformer, r.model.cache, r.sequences[0],
                                              ids, 2, r.model.stream),
@@ -215,11 +190,11 @@ TEST(a_prefill_stops_where_it_is_told)
 {
     static float want[STEPS * VOCAB], got[STEPS * VOCAB];
     rig r = {.prompt_max = PROMPT};
-    rig_open(&r, 2);
+    rig_open(&r);
     for (uint32_t no_at = 1; no_at <= 4; no_at++) {
         asker a = {.no_at = no_at};
         kvf_transformer_watch(r.model.transformer, ask, &a);
-        prefill(&r, 0, PROMPT);
+        prefill(&r, PROMPT);
         assert_int_equal(kvf_transformer_stopped(r.model.transformer), no_at < 4);
         assert_int_equal(a.asked, no_at < 4 ? no_at : 3);
         if (no_at < 4) {
@@ -227,13 +202,13 @@ TEST(a_prefill_stops_where_it_is_told)
             r.sequences[0] = model_rig_sequence(&r.model);
         }
     }
-    decode(&r, 0, 1, got);
+    decode(&r, got);
     kvf_transformer_watch(r.model.transformer, NULL, NULL);
     kvf_transformer_forget(r.model.transformer);
     kvf_sequence_destroy(r.sequences[0]);
     r.sequences[0] = model_rig_sequence(&r.model);
-    prefill(&r, 0, PROMPT);
-    decode(&r, 0, 1, want);
+    prefill(&r, PROMPT);
+    decode(&r, want);
     assert_memory_equal(want, got, sizeof want);
     model_rig_close(&r.model);
 }
