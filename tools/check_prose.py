@@ -36,7 +36,8 @@ ALL_KINDS = {**KINDS, **PUBLIC_KINDS}
 def comments(path, text):
     """(line, text) of every comment, or of every paragraph, mark of a list and row of a page."""
     if path.endswith(".md"):
-        text = re.sub(r"^```.*?^```", lambda found: "\n" * found.group().count("\n"), text, flags=re.S | re.M)
+        text = re.sub(r"^(?:```.*?^```|<!-- models:.*?^<!-- end of models)", # a program wrote those tables
+                      lambda found: "\n" * found.group().count("\n"), text, flags=re.S | re.M)
         for found in re.finditer(r"^(?!#)\S.*(\n(?![-|#*\d]|\s*\n| *- ).+)*", text, re.M):
             yield text.count("\n", 0, found.start()) + 1, found.group()
     elif SOURCE.search(path):
