@@ -23,7 +23,7 @@ static void check_part(const gguf *file, const char *name)
 {
     kvf_text text = {0};
     kvf_error error = {.text = ""};
-    json_document *json = NULL;
+    json_t *json = NULL;
     kvf_model_config config;
     kvf_tokenizer *tokenizer = NULL;
     kvf_status status = gguf_write_part(file, name, &text, &error);
@@ -43,7 +43,7 @@ static void check_part(const gguf *file, const char *name)
         check_error(kvf_tokenizer_parse(text.bytes, text.size, &tokenizer, &error), &error);
         kvf_tokenizer_close(tokenizer);
     }
-    json_free(json);
+    json_decref(json);
     kvf_text_free(&text);
 }
 

@@ -19,7 +19,7 @@ static void load_fragments(hostile_text *self)
     for (char *line = strtok_r(text, "\n", &save); line != NULL;
          line = strtok_r(NULL, "\n", &save)) {
         kvf_error error;
-        json_document **document = &self->documents[self->count++];
+        json_t **document = &self->documents[self->count++];
         assert_int_equal(json_parse(line, strlen(line), "fragments", document, &error), KVF_OK);
     }
     free(text);
@@ -56,7 +56,7 @@ hostile_text hostile_text_open(void)
 void hostile_text_close(hostile_text *self)
 {
     for (size_t i = 0; i < self->count; i++)
-        json_free(self->documents[i]);
+        json_decref(self->documents[i]);
     free(self->documents);
     free(self->ranges);
 }
@@ -82,8 +82,8 @@ static void append_code(kvf_text *out, uint64_t code)
 
 static void append_fragment(const hostile_text *self, uint64_t *state, kvf_text *out)
 {
-    const json_value *fragment = json_root(self->documents[below(state, self->count)]);
-    append(out, fragment->as.string, fragment->size);
+    json_t *fragment = self->documents[below(state, self->count)];
+    append(out, json_string_value(fragment), json_string_length(fragment));
 }
 
 static void append_many(uint64_t *state, uint64_t count, uint32_t first, uint64_t n, kvf_text *out)
@@ -102,10 +102,10 @@ static void append_piece(const hostile_text *self, uint64_t *state, kvf_text *ou
         const hostile_range *range = &self->ranges[below(state, self->ranges_count)];
         append_code(out, range->low + below(state, range->high - range->low + 1));
     } else if (kind == 10) {
-        const json_value *fragment = json_root(self->documents[below(state, self->count)]);
+        json_t *fragment = self->documents[below(state, self->count)];
         uint64_t times = 2 + below(state, 20);
         for (uint64_t i = 0; i < times; i++)
-            append(out, fragment->as.string, fragment->size);
+            append(out, json_string_value(fragment), json_string_length(fragment));
     } else if (kind == 11) {
         append_many(state, 1 + below(state, 12), 0x20, 0x5f, out);
     } else if (kind == 12) {

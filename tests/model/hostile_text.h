@@ -18,7 +18,7 @@ typedef struct hostile_range {
 } hostile_range;
 
 typedef struct hostile_text {
-    json_document **documents; /* [count] one JSON string each */
+    json_t **documents; /* [count] strings */
     size_t count;
     hostile_range *ranges;
     size_t ranges_count;

@@ -21,44 +21,39 @@ enum { FORMATS = sizeof names / sizeof *names };
 
 /* ---- goldens ---- */
 
-static const json_value *at(const json_value *list, uint32_t index)
-{
-    const json_value *one = json_first(list);
-    while (index-- > 0)
-        one = json_next(list, one);
-    return one;
-}
-
-static kvf_chat chat_of(const json_value *list, kvf_chat_message *messages)
+static kvf_chat chat_of(json_t *list, kvf_chat_message *messages)
 {
     kvf_chat chat = {.messages = messages};
-    assert_true(list->size <= MESSAGES_MAX);
-    for (const json_value *m = json_first(list); m; m = json_next(list, m)) {
-        const char role = m->as.string[0];
+    json_t *m;
+    size_t i;
+    assert_true(json_array_size(list) <= MESSAGES_MAX);
+    json_array_foreach (list, i, m) {
+        const char role = json_string_value(m)[0];
         messages[chat.count++] = (kvf_chat_message){role == 'S'   ? KVF_ROLE_SYSTEM
                                                     : role == 'U' ? KVF_ROLE_USER
                                                                   : KVF_ROLE_ASSISTANT,
-                                                    m->as.string + 2,
+                                                    json_string_value(m) + 2,
                                                     {0}};
     }
     return chat;
 }
 
 /* @p expected is a text, or {"refused": why}. */
-static void check_render(const kvf_chat *chat, const json_value *expected, const char *name)
+static void check_render(const kvf_chat *chat, json_t *expected, const char *name)
 {
     kvf_text text = {0};
     kvf_error error = {0};
     const kvf_status status = kvf_chat_render(chat, &text, &error);
-    if (expected->kind == JSON_OBJECT) {
+    if (json_is_object(expected)) {
         assert_int_equal(status, KVF_INVALID);
-        assert_non_null(strstr(error.text, json_get(expected, "refused")->as.string));
+        assert_non_null(
+            strstr(error.text, json_string_value(json_object_get(expected, "refused"))));
         assert_non_null(strstr(error.text, name));
     } else if (status != KVF_OK) {
         fail_msg("%s: %s", name, error.text);
-    } else if (text.size != expected->size ||
-               (text.size && memcmp(text.bytes, expected->as.string, text.size) != 0)) {
-        fail_msg("%s:\n%s\nshould be\n%s", name, text.bytes, expected->as.string);
+    } else if (text.size != json_string_length(expected) ||
+               (text.size && memcmp(text.bytes, json_string_value(expected), text.size) != 0)) {
+        fail_msg("%s:\n%s\nshould be\n%s", name, text.bytes, json_string_value(expected));
     }
     kvf_text_free(&text);
 }
@@ -68,27 +63,30 @@ TEST(renders_as_jinja)
 {
     size_t size, checked = 0, refused = 0;
     kvf_error error;
-    json_document *document;
+    json_t *document;
     char *json = fixture_read(KVF_GOLDENS "/chat.json", &size);
     assert_int_equal(json_parse(json, size, "chat.json", &document, &error), KVF_OK);
-    const json_value *chats = json_get(json_root(document), "chats");
-    const json_value *cases = json_get(json_root(document), "cases");
-    for (const json_value *c = json_first(cases); c; c = json_next(cases, c), checked++) {
+    json_t *chats = json_object_get(document, "chats");
+    json_t *cases = json_object_get(document, "cases");
+    json_t *c;
+    json_array_foreach (cases, checked, c) {
         kvf_chat_message messages[MESSAGES_MAX];
-        kvf_chat chat = chat_of(at(chats, (uint32_t)json_number(at(c, 1))), messages);
-        const char *name = at(c, 0)->as.string;
-        const json_value *thinking = at(c, 3);
+        kvf_chat chat = chat_of(
+            json_array_get(chats, (size_t)json_number_value(json_array_get(c, 1))), messages);
+        const char *name = json_string_value(json_array_get(c, 0));
+        json_t *thinking = json_array_get(c, 3);
         chat.format = kvf_chat_format_find(name);
-        chat.generate = at(c, 2)->kind == JSON_TRUE;
-        chat.thinking = thinking->kind == JSON_NULL   ? KVF_THINKING_DEFAULT
-                        : thinking->kind == JSON_TRUE ? KVF_THINKING_ON
-                                                      : KVF_THINKING_OFF;
-        check_render(&chat, at(c, 4), name);
-        refused += at(c, 4)->kind == JSON_OBJECT;
+        chat.generate = json_is_true(json_array_get(c, 2));
+        chat.thinking = json_is_null(thinking)   ? KVF_THINKING_DEFAULT
+                        : json_is_true(thinking) ? KVF_THINKING_ON
+                                                 : KVF_THINKING_OFF;
+        check_render(&chat, json_array_get(c, 4), name);
+        refused += json_is_object(json_array_get(c, 4));
     }
-    assert_true(chats->size >= 24 && checked == chats->size * 2 * (FORMATS + 2));
+    const size_t chat_count = json_array_size(chats);
+    assert_true(chat_count >= 24 && checked == chat_count * 2 * (FORMATS + 2));
     assert_true(refused > 0 && refused < checked / 10);
-    json_free(document);
+    json_decref(document);
     free(json);
 }
 
@@ -112,32 +110,32 @@ TEST(parts_become_lines)
         "{\"role\": \"user\", \"content\": [{\"type\": \"text\", \"text\": \"\"}, "
         "{\"type\": \"text\", \"text\": \"b\"}, {\"type\": \"text\", \"text\": \"c\"}]}";
     static const char none[] = "{\"role\": \"assistant\", \"content\": []}";
-    json_document *document;
+    json_t *document;
     kvf_chat_message message;
     kvf_error error;
     assert_int_equal(json_parse(json, sizeof json - 1, "m", &document, &error), KVF_OK);
-    assert_int_equal(kvf_chat_message_read(json_root(document), "m", &message, &error), KVF_OK);
+    assert_int_equal(kvf_chat_message_read(document, "m", &message, &error), KVF_OK);
     assert_string_equal(message.text, "\nb\nc");
     assert_int_equal(message.role, KVF_ROLE_USER);
     kvf_text_free(&message.joined);
-    json_free(document);
+    json_decref(document);
     assert_int_equal(json_parse(none, sizeof none - 1, "m", &document, &error), KVF_OK);
-    assert_int_equal(kvf_chat_message_read(json_root(document), "m", &message, &error), KVF_OK);
+    assert_int_equal(kvf_chat_message_read(document, "m", &message, &error), KVF_OK);
     assert_string_equal(message.text, "");
-    json_free(document);
+    json_decref(document);
 }
 
 /* FIELDS of a message. */
 static kvf_status read_row(void *user, char *change, size_t size, kvf_error *error)
 {
-    json_document *document;
+    json_t *document;
     kvf_chat_message message;
     kvf_status status = json_parse_as_written(change, strlen(change), "messages", &document, error);
     if (status != KVF_OK)
         return status;
-    status = kvf_chat_message_read(json_root(document), "m.json: message 3", &message, error);
+    status = kvf_chat_message_read(document, "m.json: message 3", &message, error);
     kvf_text_free(&message.joined);
-    json_free(document);
+    json_decref(document);
     return status;
 }
 

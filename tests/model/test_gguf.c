@@ -270,7 +270,7 @@ TEST(reads_fields)
 /* ---- tokenizers ---- */
 
 typedef struct vocabulary {
-    json_document *document;
+    json_t *document;
     const char **tokens, **merges;
     char *joined;
     int32_t *kinds;
@@ -278,14 +278,17 @@ typedef struct vocabulary {
 } vocabulary;
 
 /* Merges of either spelling as "left right". */
-static void read_merges(vocabulary *v, const json_value *merges)
+static void read_merges(vocabulary *v, json_t *merges)
 {
     char *at = v->joined;
-    for (const json_value *merge = json_first(merges); merge; merge = json_next(merges, merge)) {
+    json_t *merge;
+    size_t i;
+    json_array_foreach (merges, i, merge) {
         v->merges[v->merge_count++] = at;
-        at += merge->kind == JSON_STRING
-                  ? sprintf(at, "%s", merge->as.string)
-                  : sprintf(at, "%s %s", merge[1].as.string, merge[2].as.string);
+        at += json_is_string(merge)
+                  ? sprintf(at, "%s", json_string_value(merge))
+                  : sprintf(at, "%s %s", json_string_value(json_array_get(merge, 0)),
+                            json_string_value(json_array_get(merge, 1)));
         at++;
     }
 }
@@ -295,11 +298,10 @@ static vocabulary read_vocabulary(const char *json, size_t size, const kvf_token
     vocabulary v = {.count = kvf_tokenizer_size(tokenizer)};
     kvf_error error = {0};
     fixture_must(json_parse(json, size, "tokenizer.json", &v.document, &error), &error);
-    const json_value *root = json_root(v.document);
-    const json_value *merges = json_get(json_get(root, "model"), "merges");
+    json_t *merges = json_object_get(json_object_get(v.document, "model"), "merges");
     v.tokens = calloc(v.count, sizeof *v.tokens);
     v.kinds = calloc(v.count, sizeof *v.kinds);
-    v.merges = calloc(merges->size, sizeof *v.merges);
+    v.merges = calloc(json_array_size(merges), sizeof *v.merges);
     v.joined = malloc(size);
     assert_true(v.tokens && v.kinds && v.merges && v.joined);
     for (uint32_t i = 0; i < v.count; i++) {
@@ -307,17 +309,18 @@ static vocabulary read_vocabulary(const char *json, size_t size, const kvf_token
         assert_non_null(v.tokens[i]);
         v.kinds[i] = 1;
     }
-    const json_value *added = json_get(root, "added_tokens");
-    for (const json_value *token = json_first(added); token; token = json_next(added, token))
-        v.kinds[json_get(token, "id")->as.integer] =
-            json_get(token, "special")->kind == JSON_TRUE ? 3 : 4;
+    json_t *token;
+    size_t i;
+    json_array_foreach (json_object_get(v.document, "added_tokens"), i, token)
+        v.kinds[(size_t)json_number_value(json_object_get(token, "id"))] =
+            json_is_true(json_object_get(token, "special")) ? 3 : 4;
     read_merges(&v, merges);
     return v;
 }
 
 static void free_vocabulary(vocabulary *v)
 {
-    json_free(v->document);
+    json_decref(v->document);
     free(v->tokens);
     free(v->merges);
     free(v->joined);

@@ -216,6 +216,6 @@ TEST(survives_failing_allocation)
         assert_int_equal(heap_left(), 0);
         reached = reached || h.asked >= fail_at;
     }
-    assert_true(fail_at > 10);
+    assert_true(fail_at > 8);
     fixture_directory_remove(directory);
 }

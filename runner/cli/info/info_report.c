@@ -70,83 +70,85 @@ static bool merge(const char *description, cli_json *j)
     return !j->failed;
 }
 
-static bool is_scalar(const json_value *value)
+static bool is_scalar(const json_t *value)
 {
-    return value->kind != JSON_OBJECT && value->kind != JSON_ARRAY;
+    return !json_is_object(value) && !json_is_array(value);
 }
 
-static bool ends_with_bytes(const json_value *value)
-{
-    size_t size = value->key ? strlen(value->key) : 0;
-    return size >= 5 && strcmp(value->key + size - 5, "bytes") == 0;
-}
-
-static void show_scalar(const json_value *value)
+/* @p key of the value; "" = it has none */
+static void show_scalar(const char *key, const json_t *value)
 {
     char buffer[64];
-    if (value->kind == JSON_STRING)
-        fputs(value->as.string[0] ? value->as.string : "-", stdout);
-    else if (value->kind == JSON_TRUE || value->kind == JSON_FALSE)
-        fputs(value->kind == JSON_TRUE ? "yes" : "no", stdout);
-    else if (value->kind == JSON_NULL)
-        fputs(ends_with_bytes(value) ? "no limit known" : "-", stdout);
-    else if (value->kind == JSON_INTEGER && ends_with_bytes(value))
-        fputs(kvf_bytes_text(value->as.integer, buffer), stdout);
+    uint64_t bytes;
+    const size_t size = strlen(key);
+    const bool is_bytes = size >= 5 && strcmp(key + size - 5, "bytes") == 0;
+    if (json_is_string(value))
+        fputs(json_string_length(value) ? json_string_value(value) : "-", stdout);
+    else if (json_is_boolean(value))
+        fputs(json_is_true(value) ? "yes" : "no", stdout);
+    else if (json_is_null(value))
+        fputs(is_bytes ? "no limit known" : "-", stdout);
+    else if (is_bytes && json_is_whole(value, JSON_WHOLE_MAX, &bytes))
+        fputs(kvf_bytes_text(bytes, buffer), stdout);
     else
         fputs(json_show(value, buffer, sizeof buffer), stdout);
 }
 
-/* "key" in words, at a depth, padded to one column for the values. */
-static void show_key(const json_value *value, uint32_t index, int depth)
-{
-    char key[64];
-    if (value->key)
-        snprintf(key, sizeof key, "%s", value->key);
-    else
-        snprintf(key, sizeof key, "%u", index + 1);
-    for (char *c = key; *c; c++)
-        if (*c == '_')
-            *c = ' ';
-    printf("%*s%-*s ", 2 * depth, "", 26 - 2 * depth, key);
-}
-
 /* Scalars of an array in one line. @return false if it holds anything else */
-static bool show_row(const json_value *parent)
+static bool show_row(const json_t *parent)
 {
-    for (const json_value *child = json_first(parent); child; child = json_next(parent, child))
-        if (parent->kind != JSON_ARRAY || !is_scalar(child))
+    json_t *child;
+    size_t i;
+    json_array_foreach (parent, i, child)
+        if (!is_scalar(child))
             return false;
-    const char *comma = "";
-    for (const json_value *child = json_first(parent); child; child = json_next(parent, child)) {
-        fputs(comma, stdout);
-        show_scalar(child);
-        comma = ", ";
+    json_array_foreach (parent, i, child) {
+        fputs(i ? ", " : "", stdout);
+        show_scalar("", child);
     }
-    puts(json_first(parent) ? "" : "none");
+    puts(i ? "" : "none");
     return true;
 }
 
-/* A tree as indented lines. The reader bounds its depth, so recursion is bounded. */
-static void show(const json_value *parent, int depth)
+static void show(json_t *parent, int depth);
+
+/* "key" in words, at a depth, padded to one column for the values. */
+static void show_member(const char *key, json_t *value, int depth)
 {
-    uint32_t index = 0;
-    for (const json_value *child = json_first(parent); child;
-         child = json_next(parent, child), index++) {
-        show_key(child, index, depth);
-        if (is_scalar(child)) {
-            show_scalar(child);
-            puts("");
-        } else if (!show_row(child)) {
-            puts("");
-            show(child, depth + 1);
-        }
+    char words[64];
+    snprintf(words, sizeof words, "%s", key);
+    for (char *c = words; *c; c++)
+        if (*c == '_')
+            *c = ' ';
+    printf("%*s%-*s ", 2 * depth, "", 26 - 2 * depth, words);
+    if (is_scalar(value)) {
+        show_scalar(key, value);
+        puts("");
+    } else if (json_object_size(value) != 0 || !show_row(value)) {
+        puts("");
+        show(value, depth + 1);
+    }
+}
+
+/* A tree as indented lines; array elements by number. The reader bounds its depth. */
+static void show(json_t *parent, int depth)
+{
+    const char *key;
+    char number[24];
+    json_t *child;
+    size_t i;
+    json_object_foreach (parent, key, child)
+        show_member(key, child, depth);
+    json_array_foreach (parent, i, child) {
+        snprintf(number, sizeof number, "%zu", i + 1);
+        show_member(number, child, depth);
     }
 }
 
 bool cli_info_print(const char *description, bool as_json)
 {
     cli_json j = {0};
-    json_document *document = NULL;
+    json_t *document = NULL;
     kvf_error error = {0};
     bool is_said = merge(description, &j);
     if (is_said && as_json)
@@ -155,10 +157,10 @@ bool cli_info_print(const char *description, bool as_json)
         is_said =
             json_parse(j.text.bytes, j.text.size, "the description", &document, &error) == KVF_OK;
     if (document)
-        show(json_root(document), 0);
+        show(document, 0);
     else if (!is_said)
         fprintf(stderr, "kvferry: %s\n", error.text);
-    json_free(document);
+    json_decref(document);
     cli_json_free(&j);
     return is_said;
 }

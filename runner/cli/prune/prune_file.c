@@ -187,41 +187,42 @@ void cli_prune_file_write(cli_json *json, const cli_tuning *tuning)
 /* ---- read ---- */
 
 /* A member that must be an object. */
-static kvf_status need_object(const json_value *parent, const char *where, const char *key,
-                              const json_value **out, kvf_error *error)
+static kvf_status need_object(json_t *parent, const char *where, const char *key, json_t **out,
+                              kvf_error *error)
 {
-    *out = json_get(parent, key);
-    if (*out && (*out)->kind == JSON_OBJECT)
+    *out = json_object_get(parent, key);
+    if (json_is_object(*out))
         return KVF_OK;
     return model_fail(error, KVF_CORRUPT,
                       "%s%s is %s; it must be an object; let kvferry tune write the file again",
                       where, key, *out ? json_kind_name(*out) : "missing");
 }
 
-static kvf_status need_integer(const json_value *object, const char *where, const char *key,
-                               uint32_t most, uint32_t *out, kvf_error *error)
+static kvf_status need_integer(json_t *object, const char *where, const char *key, uint32_t most,
+                               uint32_t *out, kvf_error *error)
 {
-    const json_value *value = json_get(object, key);
+    const json_t *value = json_object_get(object, key);
+    uint64_t whole;
     char shown[48];
     if (!value)
         return model_fail(error, KVF_CORRUPT,
                           "%s%s is missing; let kvferry tune write the file again", where, key);
-    if (value->kind != JSON_INTEGER || value->as.integer > most)
+    if (!json_is_whole(value, most, &whole))
         return model_fail(error, KVF_CORRUPT, "%s%s is %s; it must be a whole number from 0 to %u",
                           where, key, json_show(value, shown, sizeof shown), most);
-    *out = (uint32_t)value->as.integer;
+    *out = (uint32_t)whole;
     return KVF_OK;
 }
 
 /* Weights tell models apart: their hash has shapes and types, too. */
-static kvf_status check_model(const json_value *root, const char *where,
-                              const cli_model_print *ours, kvf_error *error)
+static kvf_status check_model(json_t *root, const char *where, const cli_model_print *ours,
+                              kvf_error *error)
 {
-    const json_value *model, *weights;
+    json_t *model;
     char shown[48];
     KVF_TRY(need_object(root, where, "model", &model, error));
-    weights = json_get(model, "weights");
-    if (weights && json_is_string(weights, ours->weights))
+    const json_t *weights = json_object_get(model, "weights");
+    if (json_is_text(weights, ours->weights))
         return KVF_OK;
     return model_fail(error, KVF_INVALID,
                       "%smodel.weights is %.40s, that of this model is %s: the file was tuned for "
@@ -229,10 +230,10 @@ static kvf_status check_model(const json_value *root, const char *where,
                       where, json_show(weights, shown, sizeof shown), ours->weights);
 }
 
-static kvf_status read_section(const json_value *section, const char *where, const char *policy,
+static kvf_status read_section(json_t *section, const char *where, const char *policy,
                                uint32_t layers, cli_prune_values *out, kvf_error *error)
 {
-    const json_value *settings;
+    json_t *settings;
     uint32_t layer = 0;
     char inner[160];
     KVF_TRY(need_integer(section, where, "layer", layers - 1, &layer, error));
@@ -250,14 +251,13 @@ static kvf_status read_section(const json_value *section, const char *where, con
     return KVF_OK;
 }
 
-static kvf_status read_document(const json_value *root, const char *what,
-                                const cli_model_print *model, const char *policy,
-                                cli_prune_values *out, kvf_error *error)
+static kvf_status read_document(json_t *root, const char *what, const cli_model_print *model,
+                                const char *policy, cli_prune_values *out, kvf_error *error)
 {
-    const json_value *section;
+    json_t *section;
     char where[128];
     uint32_t version = 0;
-    if (!json_get(root, "kvferry_prune"))
+    if (!json_object_get(root, "kvferry_prune"))
         return model_fail(
             error, KVF_CORRUPT,
             "%s: kvferry_prune is missing; this is not a file that kvferry tune wrote", what);
@@ -275,7 +275,7 @@ static kvf_status read_document(const json_value *root, const char *what,
             error, KVF_INVALID,
             "%s is for fastkv, structkv and asl, not for %s; leave --prune-config out", what,
             policy);
-    if (!json_get(root, policy))
+    if (!json_object_get(root, policy))
         return model_fail(error, KVF_INVALID,
                           "%s has nothing for %s; run kvferry tune with --method %s", what, policy,
                           policy);
@@ -288,11 +288,11 @@ kvf_status cli_prune_file_parse(const char *text, size_t bytes, const char *what
                                 const cli_model_print *model, const char *policy,
                                 cli_prune_values *out, kvf_error *error)
 {
-    json_document *document = NULL;
+    json_t *document = NULL;
     cli_prune_values values = {0};
     KVF_TRY(json_parse(text, bytes, what, &document, error));
-    kvf_status status = read_document(json_root(document), what, model, policy, &values, error);
-    json_free(document);
+    kvf_status status = read_document(document, what, model, policy, &values, error);
+    json_decref(document);
     if (status == KVF_OK)
         *out = values;
     return status;

@@ -93,47 +93,49 @@ void cli_settings_write(cli_json *json, const char *key, const kvf_prune_config 
 }
 
 /* A member as the text that the command line would have. @return false if its type is wrong */
-static bool member_text(const kvf_setting *s, const json_value *member, char text[64])
+static bool member_text(const kvf_setting *s, json_t *member, char text[64])
 {
-    const bool is_text = member->kind == JSON_STRING && member->size < 64;
+    const bool is_text = json_is_string(member) && json_string_length(member) < 64;
     const bool is_real = s->kind == KVF_SETTING_REAL || s->kind == KVF_SETTING_SHARE;
+    uint64_t whole;
     int used = 0;
     text[0] = '\0';
     if (s->kind == KVF_SETTING_NAME || (s->special && is_text))
-        snprintf(text, 64, "%s", is_text ? member->as.string : "");
-    else if (!is_real && member->kind == JSON_INTEGER)
-        snprintf(text, 64, "%llu", (unsigned long long)member->as.integer);
+        snprintf(text, 64, "%s", is_text ? json_string_value(member) : "");
+    else if (!is_real && json_is_whole(member, JSON_WHOLE_MAX, &whole))
+        snprintf(text, 64, "%llu", (unsigned long long)whole);
     else if (is_real && s->count <= 1 && json_is_number(member))
-        kvf_format(text, 64, "%.17g", json_number(member));
+        kvf_format(text, 64, "%.17g", json_number_value(member));
     if (text[0] || s->count <= 1)
         return text[0] != '\0';
-    if (member->kind != JSON_ARRAY || member->size != s->count)
+    if (json_array_size(member) != s->count)
         return false;
-    for (const json_value *v = json_first(member); v; v = json_next(member, v)) {
+    json_t *v;
+    size_t i;
+    json_array_foreach (member, i, v) {
         if (!json_is_number(v))
             return false;
-        used +=
-            kvf_format(text + used, 64 - (size_t)used, "%s%.9g", used ? "," : "", json_number(v));
+        used += kvf_format(text + used, 64 - (size_t)used, "%s%.9g", used ? "," : "",
+                           json_number_value(v));
     }
     return true;
 }
 
-kvf_status cli_settings_read(const json_value *object, const char *what, cli_prune_values *out,
+kvf_status cli_settings_read(json_t *object, const char *what, cli_prune_values *out,
                              kvf_error *error)
 {
     const char *names[ROWS_MAX + 1];
     const kvf_setting *s;
     char text[64], range[128], shown[48];
     names_of_policies(names);
-    if (object->kind != JSON_OBJECT)
+    if (!json_is_object(object))
         return model_fail(error, KVF_CORRUPT, "%s is %s; it must be an object", what,
                           json_kind_name(object));
-    const json_value *unknown = json_unknown_key(object, names);
+    const char *unknown = json_unknown_key(object, names);
     if (unknown)
-        return model_fail(error, KVF_CORRUPT, "%s.%.40s is no setting of pruning", what,
-                          unknown->key);
+        return model_fail(error, KVF_CORRUPT, "%s.%.40s is no setting of pruning", what, unknown);
     for (uint32_t i = 0; (s = kvf_prune_setting(i)) != NULL; i++) {
-        const json_value *member = is_of_policy(s) ? json_get(object, s->name) : NULL;
+        json_t *member = is_of_policy(s) ? json_object_get(object, s->name) : NULL;
         if (member && (!member_text(s, member, text) || !cli_setting_parse(s, text, out)))
             return model_fail(error, KVF_CORRUPT, "%s.%s is %s; it must be %s", what, s->name,
                               json_show(member, shown, sizeof shown),

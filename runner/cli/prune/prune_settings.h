@@ -52,8 +52,8 @@ void cli_settings_write(cli_json *json, const char *key, const kvf_prune_config 
  * @return KVF_OK; KVF_CORRUPT naming a member that is not known, has the wrong type or is out of
  *         range
  */
-KVF_CHECKED kvf_status cli_settings_read(const json_value *object, const char *what,
-                                         cli_prune_values *out, kvf_error *error);
+KVF_CHECKED kvf_status cli_settings_read(json_t *object, const char *what, cli_prune_values *out,
+                                         kvf_error *error);
 
 /** The policies, their papers and their defaults, for people. */
 void cli_policies_print(FILE *file);

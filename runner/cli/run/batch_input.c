@@ -95,7 +95,7 @@ static void bind(cli_jobs *jobs)
 
 /* ---- a line ---- */
 
-static kvf_status bad(const char *where, const char *key, const json_value *value, const char *what,
+static kvf_status bad(const char *where, const char *key, json_t *value, const char *what,
                       kvf_error *error)
 {
     char shown[96];
@@ -103,22 +103,21 @@ static kvf_status bad(const char *where, const char *key, const json_value *valu
                       json_show(value, shown, sizeof shown), what);
 }
 
-static kvf_status read_whole(const json_value *line, const char *where, const char *key,
-                             uint64_t low, uint64_t high, uint64_t *out, kvf_error *error)
+static kvf_status read_whole(json_t *line, const char *where, const char *key, uint64_t low,
+                             uint64_t high, uint64_t *out, kvf_error *error)
 {
-    const json_value *value = json_get_set(line, key);
+    json_t *value = json_get_set(line, key);
     char range[64];
     if (!value)
         return KVF_OK;
     snprintf(range, sizeof range, "a whole number from %llu to %llu", (unsigned long long)low,
              (unsigned long long)high);
-    if (value->kind != JSON_INTEGER || value->as.integer < low || value->as.integer > high)
-        return bad(where, key, value, range, error);
-    *out = value->as.integer;
-    return KVF_OK;
+    return json_is_written_whole(value, high, out) && *out >= low
+               ? KVF_OK
+               : bad(where, key, value, range, error);
 }
 
-static kvf_status read_settings(const json_value *line, const char *where, kvf_batch_prompt *out,
+static kvf_status read_settings(json_t *line, const char *where, kvf_batch_prompt *out,
                                 kvf_error *error)
 {
     uint64_t tokens = out->tokens;
@@ -128,7 +127,7 @@ static kvf_status read_settings(const json_value *line, const char *where, kvf_b
     for (size_t i = 0; i < sizeof sampling_fields / sizeof *sampling_fields; i++) {
         const line_setting *s = &sampling_fields[i];
         char *at = (char *)&out->sampling + s->offset;
-        const json_value *value = json_get_set(line, s->key);
+        json_t *value = json_get_set(line, s->key);
         uint64_t whole = 0;
         if (!value)
             continue;
@@ -136,7 +135,7 @@ static kvf_status read_settings(const json_value *line, const char *where, kvf_b
             return bad(where, s->key, value, "a number", error);
         if (!s->is_real)
             KVF_TRY(read_whole(line, where, s->key, 0, UINT32_MAX, &whole, error));
-        const double real = json_number(value);
+        const double real = json_number_value(value);
         const uint32_t word = (uint32_t)whole;
         memcpy(at, s->is_real ? (const void *)&real : &word,
                s->is_real ? sizeof real : sizeof word);
@@ -146,28 +145,25 @@ static kvf_status read_settings(const json_value *line, const char *where, kvf_b
     return status == KVF_OK ? KVF_OK : model_fail(error, status, "%s: %s", where, why.text);
 }
 
-static kvf_status read_name(const json_value *line, const char *where, cli_job *job,
-                            kvf_error *error)
+static kvf_status read_name(json_t *line, const char *where, cli_job *job, kvf_error *error)
 {
-    const json_value *id = json_get_set(line, "id");
+    json_t *id = json_get_set(line, "id");
     if (!id)
         return KVF_OK;
-    if (id->kind == JSON_INTEGER) {
-        job->number = id->as.integer;
+    if (json_is_written_whole(id, JSON_WHOLE_MAX, &job->number))
         return KVF_OK;
-    }
-    if (id->kind != JSON_STRING || strlen(id->as.string) != id->size)
+    if (!json_plain_text(id))
         return bad(where, "id", id, "a text without zero bytes, or a whole number", error);
-    job->name = strdup(id->as.string);
-    return job->name ? KVF_OK : model_out_of_memory(error, id->size, "an id");
+    job->name = strdup(json_string_value(id));
+    return job->name ? KVF_OK : model_out_of_memory(error, json_string_length(id), "an id");
 }
 
-static kvf_status check_texts(const json_value *line, const char *where, kvf_error *error)
+static kvf_status check_texts(json_t *line, const char *where, kvf_error *error)
 {
     static const char *const texts[] = {"prompt", "system"};
     for (size_t i = 0; i < 2; i++) {
-        const json_value *text = json_get_set(line, texts[i]);
-        if (text && (text->kind != JSON_STRING || strlen(text->as.string) != text->size))
+        json_t *text = json_get_set(line, texts[i]);
+        if (text && !json_plain_text(text))
             return bad(where, texts[i], text, "a text without zero bytes", error);
     }
     if (!json_get_set(line, "prompt") && !json_get_set(line, "messages"))
@@ -175,13 +171,13 @@ static kvf_status check_texts(const json_value *line, const char *where, kvf_err
     return KVF_OK;
 }
 
-static kvf_status encode_line(const cli_job_source *source, const json_value *line,
-                              const char *where, bool *told, kvf_token_ids *ids, kvf_error *error)
+static kvf_status encode_line(const cli_job_source *source, json_t *line, const char *where,
+                              bool *told, kvf_token_ids *ids, kvf_error *error)
 {
     const cli_chat_options *o = &source->options->chat;
-    const json_value *prompt = json_get_set(line, "prompt");
-    const json_value *messages = json_get_set(line, "messages");
-    const json_value *system = json_get_set(line, "system");
+    json_t *prompt = json_get_set(line, "prompt");
+    json_t *messages = json_get_set(line, "messages");
+    json_t *system = json_get_set(line, "system");
     KVF_TRY(check_texts(line, where, error));
     if (source->before && (messages || system))
         return model_fail(
@@ -193,8 +189,8 @@ static kvf_status encode_line(const cli_job_source *source, const json_value *li
         KVF_TRY(kvf_token_ids_append(ids, source->before->ids, source->before->count, error));
     if (!o->chat && !messages && !system) {
         const size_t first = ids->count;
-        KVF_TRY(kvf_tokenizer_encode(source->tokenizer, prompt->as.string, prompt->size,
-                                     !source->before, ids, error));
+        KVF_TRY(kvf_tokenizer_encode(source->tokenizer, json_string_value(prompt),
+                                     json_string_length(prompt), !source->before, ids, error));
         if (!*told && !source->before)
             *told = cli_note_start(where, source->tokenizer, ids->ids + first, ids->count - first);
         return KVF_OK;
@@ -203,9 +199,10 @@ static kvf_status encode_line(const cli_job_source *source, const json_value *li
     KVF_TRY(source->chat(source->user, &chat, error));
     kvf_text text = {0};
     if (prompt)
-        KVF_TRY(kvf_text_append(&text, prompt->as.string, prompt->size + 1, error));
+        KVF_TRY(kvf_text_append(&text, json_string_value(prompt), json_string_length(prompt) + 1,
+                                error));
     text.size -= prompt ? 1 : 0;
-    const cli_turns turns = {.system = system ? system->as.string : o->system,
+    const cli_turns turns = {.system = system ? json_string_value(system) : o->system,
                              .messages = messages,
                              .path = where,
                              .prompt = prompt ? &text : NULL};
@@ -214,7 +211,7 @@ static kvf_status encode_line(const cli_job_source *source, const json_value *li
     return status;
 }
 
-static kvf_status read_line(const cli_job_source *source, const json_value *line, const char *where,
+static kvf_status read_line(const cli_job_source *source, json_t *line, const char *where,
                             uint64_t number, cli_jobs *jobs, kvf_error *error)
 {
     kvf_error why = {0};
@@ -292,7 +289,7 @@ typedef struct reading {
     cli_jobs *jobs;
 } reading;
 
-static kvf_status on_line(void *user, const json_value *line, const char *where, uint64_t number,
+static kvf_status on_line(void *user, json_t *line, const char *where, uint64_t number,
                           kvf_error *error)
 {
     const reading *r = user;

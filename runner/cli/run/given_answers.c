@@ -29,18 +29,19 @@ static kvf_status reserve(cli_given *g, kvf_error *error)
 }
 
 /* Which prompt a line answers: that of its id. */
-static kvf_status find_job(const reading *r, const json_value *line, const char *where,
-                           uint32_t *out, kvf_error *error)
+static kvf_status find_job(const reading *r, json_t *line, const char *where, uint32_t *out,
+                           kvf_error *error)
 {
-    const json_value *id = json_get_set(line, "id");
+    json_t *id = json_get_set(line, "id");
     char text[96];
-    if (!id || (id->kind != JSON_STRING && id->kind != JSON_INTEGER))
+    uint64_t number = 0;
+    if (!json_is_string(id) && !json_is_written_whole(id, JSON_WHOLE_MAX, &number))
         return model_fail(error, KVF_INVALID,
                           "%s: give id, that of its prompt; lines of kvferry run have one", where);
     for (uint32_t i = 0; i < r->jobs->count; i++) {
         const cli_job *job = &r->jobs->jobs[i];
-        if (id->kind == JSON_STRING ? job->name && json_is_string(id, job->name)
-                                    : !job->name && job->number == id->as.integer) {
+        if (json_is_string(id) ? job->name && json_is_text(id, job->name)
+                               : !job->name && job->number == number) {
             *out = i;
             return KVF_OK;
         }
@@ -51,32 +52,35 @@ static kvf_status find_job(const reading *r, const json_value *line, const char 
                       where, json_show(id, text, sizeof text));
 }
 
-static kvf_status read_ids(const reading *r, const json_value *line, const char *where,
+static kvf_status read_ids(const reading *r, json_t *line, const char *where,
                            cli_given_answer *answer, kvf_error *error)
 {
-    const json_value *ids = json_get_set(line, "ids");
-    if (!ids || ids->kind != JSON_ARRAY || ids->size == 0 || ids->size > TOKENS_MAX)
+    json_t *ids = json_get_set(line, "ids");
+    if (json_array_size(ids) == 0 || json_array_size(ids) > TOKENS_MAX)
         return model_fail(error, KVF_INVALID,
                           "%s: ids must be a list of 1 to %u tokens; an answer without any has "
                           "nothing to score",
                           where, TOKENS_MAX);
     answer->first = r->given->ids.count;
-    answer->count = ids->size;
-    for (const json_value *id = json_first(ids); id; id = json_next(ids, id)) {
-        if (id->kind != JSON_INTEGER || id->as.integer >= r->model->vocab_size)
+    answer->count = (uint32_t)json_array_size(ids);
+    json_t *item;
+    size_t i;
+    json_array_foreach (ids, i, item) {
+        uint64_t id;
+        if (!json_is_written_whole(item, r->model->vocab_size - 1, &id))
             return model_fail(error, KVF_INVALID,
                               "%s: ids must be whole numbers from 0 to %u, the model's tokens",
                               where, r->model->vocab_size - 1);
-        KVF_TRY(kvf_token_ids_push(&r->given->ids, (uint32_t)id->as.integer, error));
+        KVF_TRY(kvf_token_ids_push(&r->given->ids, (uint32_t)id, error));
     }
     return KVF_OK;
 }
 
-static kvf_status read_logprobs(const reading *r, const json_value *line, const char *where,
+static kvf_status read_logprobs(const reading *r, json_t *line, const char *where,
                                 cli_given_answer *answer, kvf_error *error)
 {
     cli_given *g = r->given;
-    const json_value *values = json_get_set(line, "logprobs");
+    json_t *values = json_get_set(line, "logprobs");
     char shown[96];
     float *grown = realloc(g->logprobs, g->ids.count * sizeof *grown);
     if (!grown)
@@ -86,48 +90,49 @@ static kvf_status read_logprobs(const reading *r, const json_value *line, const 
         grown[i] = NAN;
     if (!values)
         return KVF_OK;
-    if (values->kind != JSON_ARRAY || values->size != answer->count)
+    if (json_array_size(values) != answer->count)
         return model_fail(error, KVF_INVALID,
                           "%s: logprobs must be a list of %u numbers, one per id", where,
                           answer->count);
     answer->has_logprobs = true;
-    size_t at = answer->first;
-    for (const json_value *v = json_first(values); v; v = json_next(values, v), at++) {
-        if (!json_is_number(v) && v->kind != JSON_NULL)
+    json_t *v;
+    size_t at;
+    json_array_foreach (values, at, v) {
+        if (!json_is_number(v) && !json_is_null(v))
             return model_fail(error, KVF_INVALID,
                               "%s: logprobs[%zu] is %s; give a number, or null for what has none",
-                              where, at - answer->first, json_show(v, shown, sizeof shown));
-        grown[at] = json_is_number(v) ? (float)json_number(v) : NAN;
+                              where, at, json_show(v, shown, sizeof shown));
+        grown[answer->first + at] = json_is_number(v) ? (float)json_number_value(v) : NAN;
     }
     return KVF_OK;
 }
 
 /* The name that its figures are told under. */
-static void name_selection(const json_value *line, cli_given_answer *answer)
+static void name_selection(json_t *line, cli_given_answer *answer)
 {
-    const json_value *select = json_get_set(line, "select"), *budget = json_get_set(line, "budget");
+    json_t *select = json_get_set(line, "select"), *budget = json_get_set(line, "budget");
+    uint64_t tokens;
     answer->selection[0] = '\0';
-    if (!select || select->kind != JSON_STRING)
+    if (!json_is_string(select))
         return;
-    if (budget && budget->kind == JSON_INTEGER && !json_is_string(select, "full"))
+    if (json_is_written_whole(budget, JSON_WHOLE_MAX, &tokens) && !json_is_text(select, "full"))
         snprintf(answer->selection, sizeof answer->selection, "%.32s, budget %llu",
-                 select->as.string, (unsigned long long)budget->as.integer);
+                 json_string_value(select), (unsigned long long)tokens);
     else
-        snprintf(answer->selection, sizeof answer->selection, "%.32s", select->as.string);
+        snprintf(answer->selection, sizeof answer->selection, "%.32s", json_string_value(select));
 }
 
-static kvf_status on_line(void *user, const json_value *line, const char *where, uint64_t number,
+static kvf_status on_line(void *user, json_t *line, const char *where, uint64_t number,
                           kvf_error *error)
 {
     const reading *r = user;
     cli_given_answer answer = {0};
-    const json_value *sample = json_get_set(line, "sample");
+    json_t *sample = json_get_set(line, "sample");
     (void)number;
     KVF_TRY(reserve(r->given, error));
     KVF_TRY(find_job(r, line, where, &answer.job, error));
-    if (sample && sample->kind != JSON_INTEGER)
+    if (sample && !json_is_written_whole(sample, JSON_WHOLE_MAX, &answer.sample))
         return model_fail(error, KVF_INVALID, "%s: sample must be a whole number", where);
-    answer.sample = sample ? sample->as.integer : 0;
     KVF_TRY(read_ids(r, line, where, &answer, error));
     KVF_TRY(read_logprobs(r, line, where, &answer, error));
     name_selection(line, &answer);

@@ -173,17 +173,18 @@ typedef struct asking {
     cli_questions *out;
 } asking;
 
-static kvf_status on_question(void *user, const json_value *line, const char *where,
-                              uint64_t number, kvf_error *error)
+static kvf_status on_question(void *user, json_t *line, const char *where, uint64_t number,
+                              kvf_error *error)
 {
     static const char *const known[] = {"prompt", NULL};
     const asking *a = user;
     (void)number;
     KVF_TRY(json_check_keys(line, where, known, error));
-    const json_value *text = json_get_set(line, "prompt");
-    if (!text || text->kind != JSON_STRING || text->size == 0)
+    json_t *text = json_get_set(line, "prompt");
+    if (json_string_length(text) == 0)
         return model_fail(error, KVF_INVALID, "%s: prompt must be a text that is not empty", where);
-    return add_question(where, a->tokenizer, text->as.string, text->size, a->out, error);
+    return add_question(where, a->tokenizer, json_string_value(text), json_string_length(text),
+                        a->out, error);
 }
 
 bool cli_next_line(const kvf_text *text, const char **line, size_t *size)
@@ -260,14 +261,14 @@ kvf_status cli_json_lines(const char *path, cli_line_fn fn, void *user, kvf_erro
     kvf_status status = model_read_file(path, FILE_BYTES_MAX, &text, error);
     const char *line = NULL;
     for (size_t size; status == KVF_OK && cli_next_line(&text, &line, &size);) {
-        json_document *document = NULL;
+        json_t *document = NULL;
         snprintf(where, sizeof where, "%.200s: line %llu", path, (unsigned long long)++number);
         if (is_blank(line, size))
             continue;
         status = json_parse_as_written(line, size, where, &document, error);
         if (status == KVF_OK)
-            status = fn(user, json_root(document), where, number, error);
-        json_free(document);
+            status = fn(user, document, where, number, error);
+        json_decref(document);
     }
     kvf_text_free(&text);
     return status;

@@ -65,8 +65,8 @@ void cli_questions_free(cli_questions *questions);
  */
 
 /** A line: @p where names file and line, for messages. */
-typedef kvf_status (*cli_line_fn)(void *user, const json_value *line, const char *where,
-                                  uint64_t number, kvf_error *error);
+typedef kvf_status (*cli_line_fn)(void *user, json_t *line, const char *where, uint64_t number,
+                                  kvf_error *error);
 
 /** @return KVF_OK; what reading, the line's JSON or @p fn says */
 KVF_CHECKED kvf_status cli_json_lines(const char *path, cli_line_fn fn, void *user,

@@ -51,35 +51,36 @@ kvf_status cli_chat_choose(const cli_chat_options *o, const char *model,
 /* ---- messages ---- */
 
 /* A list, or an object with a list "messages". */
-static const json_value *message_list(const json_value *root)
+static json_t *message_list(json_t *root)
 {
-    const json_value *list = root->kind == JSON_OBJECT ? json_get(root, "messages") : root;
-    return list && list->kind == JSON_ARRAY ? list : NULL;
+    json_t *list = json_is_object(root) ? json_object_get(root, "messages") : root;
+    return json_is_array(list) ? list : NULL;
 }
 
 /* Messages of a list after @p *count others. The document must outlive them. */
-static kvf_status add_messages(const char *path, const json_value *root,
-                               kvf_chat_message **messages, size_t *count, kvf_error *error)
+static kvf_status add_messages(const char *path, json_t *root, kvf_chat_message **messages,
+                               size_t *count, kvf_error *error)
 {
-    const json_value *list = message_list(root);
+    json_t *list = message_list(root);
     static const char *const known[] = {"messages", NULL};
-    const json_value *other = root->kind == JSON_OBJECT ? json_unknown_key(root, known) : NULL;
+    const char *other = json_unknown_key(root, known);
     if (!list)
         return model_fail(error, KVF_INVALID, "%s must hold a list of messages", path);
     if (other)
         return model_fail(error, KVF_INVALID,
                           "%s has \"%.80s\" beside messages, which is not read; leave it out", path,
-                          other->key);
+                          other);
     /* One for the prompt. */
-    kvf_chat_message *grown =
-        model_grow(*messages, *count * sizeof *grown, (*count + list->size + 1) * sizeof *grown);
+    kvf_chat_message *grown = model_grow(*messages, *count * sizeof *grown,
+                                         (*count + json_array_size(list) + 1) * sizeof *grown);
     if (!grown)
-        return model_out_of_memory(error, list->size * sizeof *grown, "messages");
+        return model_out_of_memory(error, json_array_size(list) * sizeof *grown, "messages");
     *messages = grown;
-    size_t index = 0;
-    for (const json_value *one = json_first(list); one; one = json_next(list, one)) {
+    size_t index;
+    json_t *one;
+    json_array_foreach (list, index, one) {
         char where[300];
-        snprintf(where, sizeof where, "%.250s: message %zu", path, index++);
+        snprintf(where, sizeof where, "%.250s: message %zu", path, index);
         KVF_TRY(kvf_chat_message_read(one, where, &grown[(*count)++], error));
     }
     return KVF_OK;
@@ -138,7 +139,7 @@ kvf_status cli_chat_encode(const cli_chat *chat, const cli_chat_options *o,
                            kvf_token_ids *ids, kvf_error *error)
 {
     cli_turns turns = {.system = o->system, .path = o->messages_file, .prompt = prompt};
-    json_document *document = NULL;
+    json_t *document = NULL;
     kvf_text text = {0};
     kvf_status status = KVF_OK;
     if (o->messages_file) {
@@ -149,9 +150,9 @@ kvf_status cli_chat_encode(const cli_chat *chat, const cli_chat_options *o,
         kvf_text_free(&text);
     }
     if (document)
-        turns.messages = json_root(document);
+        turns.messages = document;
     if (status == KVF_OK)
         status = cli_chat_encode_turns(chat, &turns, tokenizer, ids, error);
-    json_free(document);
+    json_decref(document);
     return status;
 }

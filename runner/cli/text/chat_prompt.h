@@ -38,10 +38,10 @@ KVF_CHECKED kvf_status cli_chat_choose(const cli_chat_options *options, const ch
 
 /** The members of a chat. Borrows. */
 typedef struct cli_turns {
-    const char *system;         /* NULL = none */
-    const json_value *messages; /* a list, or an object with a list "messages"; NULL = none */
-    const char *path;           /* where they are, for messages */
-    const kvf_text *prompt;     /* what the user says last; NULL = nothing more */
+    const char *system;     /* NULL = none */
+    json_t *messages;       /* a list, or an object with a list "messages"; NULL = none */
+    const char *path;       /* where they are, for messages */
+    const kvf_text *prompt; /* what the user says last; NULL = nothing more */
 } cli_turns;
 
 /** The turns, up to the opening of an answer. @return KVF_OK; KVF_INVALID naming what is wrong */

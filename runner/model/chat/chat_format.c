@@ -22,65 +22,62 @@ static kvf_status bad_message(const char *where, const char *what, kvf_error *er
     return model_fail(error, KVF_INVALID, "%s: %s", where, what);
 }
 
-static bool is_plain_text(const json_value *value)
-{
-    return value && value->kind == JSON_STRING && strlen(value->as.string) == value->size;
-}
-
 /* {"type": "text", "text": ...} becomes a line. */
-static kvf_status add_part(const json_value *part, bool is_first, const char *where, kvf_text *out,
+static kvf_status add_part(json_t *part, bool is_first, const char *where, kvf_text *out,
                            kvf_error *error)
 {
     char shown[64];
-    const json_value *type = json_get(part, "type"), *text = json_get(part, "text");
-    if (!json_is_string(type, "text"))
+    const json_t *type = json_object_get(part, "type"), *text = json_object_get(part, "text");
+    if (!json_is_text(type, "text"))
         return model_fail(error, KVF_INVALID,
                           "%s: a part of its content has type %s; only text can be read, so give "
                           "{\"type\": \"text\", \"text\": ...}",
                           where, json_show(type, shown, sizeof shown));
-    if (!is_plain_text(text))
+    if (!json_plain_text(text))
         return bad_message(where, "text of a part must be a text without zero bytes", error);
     if (!is_first)
         KVF_TRY(kvf_text_append(out, "\n", 1, error));
-    return kvf_text_append(out, text->as.string, text->size, error);
+    return kvf_text_append(out, json_string_value(text), json_string_length(text), error);
 }
 
-static kvf_status read_content(const json_value *content, const char *where, kvf_chat_message *out,
+static kvf_status read_content(json_t *content, const char *where, kvf_chat_message *out,
                                kvf_error *error)
 {
     if (!content)
         return bad_message(where, "it has no content", error);
-    if (content->kind != JSON_ARRAY && content->kind != JSON_STRING)
+    if (!json_is_array(content) && !json_is_string(content))
         return bad_message(where, "content must be a text, or a list of text parts", error);
-    if (content->kind == JSON_STRING) {
-        out->text = content->as.string;
-        return is_plain_text(content)
+    if (json_is_string(content)) {
+        out->text = json_string_value(content);
+        return json_plain_text(content)
                    ? KVF_OK
                    : bad_message(where, "content must be a text without zero bytes", error);
     }
-    for (const json_value *part = json_first(content); part; part = json_next(content, part))
-        KVF_TRY(add_part(part, part == json_first(content), where, &out->joined, error));
+    json_t *part;
+    size_t i;
+    json_array_foreach (content, i, part)
+        KVF_TRY(add_part(part, i == 0, where, &out->joined, error));
     out->text = out->joined.bytes ? out->joined.bytes : "";
     return KVF_OK;
 }
 
-kvf_status kvf_chat_message_read(const json_value *value, const char *where, kvf_chat_message *out,
+kvf_status kvf_chat_message_read(json_t *value, const char *where, kvf_chat_message *out,
                                  kvf_error *error)
 {
     static const char *const known[] = {"role", "content", NULL};
-    const json_value *role = json_get(value, "role");
+    json_t *role = json_object_get(value, "role");
     char shown[64];
     unsigned which = 0;
     *out = (kvf_chat_message){.text = ""};
-    if (value->kind != JSON_OBJECT || !role)
+    if (!json_is_object(value) || !role)
         return bad_message(where, "it must be an object with role and content", error);
-    const json_value *unknown = json_unknown_key(value, known);
+    const char *unknown = json_unknown_key(value, known);
     if (unknown)
         return model_fail(error, KVF_INVALID,
                           "%s: it has the field \"%.80s\"; known are role and content, so leave "
                           "it out",
-                          where, unknown->key);
-    while (kvf_chat_role_name(which) && !json_is_string(role, kvf_chat_role_name(which)))
+                          where, unknown);
+    while (kvf_chat_role_name(which) && !json_is_text(role, kvf_chat_role_name(which)))
         which++;
     if (!kvf_chat_role_name(which))
         return model_fail(error, KVF_INVALID, "%s: role is %s; give system, user or assistant",

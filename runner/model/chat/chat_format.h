@@ -39,7 +39,7 @@ typedef struct kvf_chat_message {
  * @param out    borrows from @p value; freed with kvf_text_free(&out->joined), also after an error
  * @return KVF_OK; KVF_INVALID; KVF_OUT_OF_MEMORY
  */
-KVF_CHECKED kvf_status kvf_chat_message_read(const json_value *value, const char *where,
+KVF_CHECKED kvf_status kvf_chat_message_read(json_t *value, const char *where,
                                              kvf_chat_message *out, kvf_error *error);
 
 /** Names of the formats: X(name). */

@@ -16,37 +16,38 @@
 #define TEMPLATE_BYTES_MAX (1u << 20)
 
 /* A text, or a list of { name, template }. */
-static kvf_status take_template(const json_value *root, kvf_text *out, kvf_error *error)
+static kvf_status take_template(json_t *root, kvf_text *out, kvf_error *error)
 {
-    const json_value *value = json_get_set(root, "chat_template");
-    if (value && value->kind == JSON_ARRAY) {
-        const json_value *list = value;
+    json_t *value = json_get_set(root, "chat_template");
+    if (json_is_array(value)) {
+        json_t *list = value, *one;
+        size_t i;
         value = NULL;
-        for (const json_value *one = json_first(list); one; one = json_next(list, one))
-            if (json_is_string(json_get(one, "name"), "default"))
-                value = json_get(one, "template");
+        json_array_foreach (list, i, one)
+            if (json_is_text(json_object_get(one, "name"), "default"))
+                value = json_object_get(one, "template");
     }
     if (!value)
         return KVF_OK;
-    if (value->kind != JSON_STRING)
+    if (!json_is_string(value))
         return model_fail(error, KVF_CORRUPT,
                           "tokenizer_config.json: chat_template must be a text");
-    return kvf_text_append(out, value->as.string, value->size, error);
+    return kvf_text_append(out, json_string_value(value), json_string_length(value), error);
 }
 
 static kvf_status read_config(const char *model, kvf_text *out, kvf_error *error)
 {
     static const char part[] = "tokenizer_config.json";
     kvf_text config = {0};
-    json_document *document = NULL;
+    json_t *document = NULL;
     if (!model_has_part(model, part))
         return KVF_OK;
     KVF_TRY(model_read_part(model, part, CONFIG_BYTES_MAX, &config, error));
     kvf_status status =
         json_parse(config.bytes ? config.bytes : "", config.size, part, &document, error);
     if (status == KVF_OK)
-        status = take_template(json_root(document), out, error);
-    json_free(document);
+        status = take_template(document, out, error);
+    json_decref(document);
     kvf_text_free(&config);
     return model_blame_part(model, status, error);
 }

@@ -1,63 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The JSON reader; see the header. jansson parses, and refuses keys that appear twice; this file
- * lays its tree out in preorder and refuses deep nesting.
+ * The JSON reader; see the header.
  *
  * jansson allocates with malloc: its hooks are one per process, and a library must not set them.
- * It refuses integers beyond 64 bits, which tokenizer_config.json has, so all numbers go through
- * it as doubles.
  */
 
 #include "json.h"
 
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 
 #include "common/text.h"
-
-struct json_document {
-    json_t *tree; /* owns every string, unless a key has NUL */
-    json_value *values;
-    size_t count;
-    size_t capacity;
-    char *strings; /* if a key has NUL: first the text, then every string; else NULL */
-    size_t strings_used;
-};
-
-typedef struct json_reader {
-    json_document *document;
-    const char *what;
-    bool as_written; /* numbers */
-    kvf_error *error;
-} json_reader;
-
-static kvf_status add_value(json_reader *reader, json_value value, size_t *index)
-{
-    json_document *document = reader->document;
-    if (document->count == document->capacity) {
-        size_t capacity = document->capacity != 0 ? document->capacity * 2 : 64;
-        const size_t bytes = capacity < UINT32_MAX ? capacity * sizeof value : 0;
-        json_value *grown = model_grow(document->values, document->count * sizeof value, bytes);
-        if (!grown)
-            return model_out_of_memory(reader->error, capacity * sizeof value, reader->what);
-        document->values = grown;
-        document->capacity = capacity;
-    }
-    value.skip = 1;
-    *index = document->count;
-    document->values[document->count++] = value;
-    return KVF_OK;
-}
 
 /* ---- NUL in keys ---- */
 
 /*
- * jansson refuses it, and vocabularies have such tokens. A text with such a key is parsed again
- * with U+FDEF, a noncharacter, in the place of NUL; its strings are copied with NUL back in place.
+ * jansson's parser refuses it, and vocabularies have such tokens. A text with such a key is parsed
+ * again with U+FDEF, a noncharacter, in the place of NUL, which is put back into the tree.
  */
 #define NUL_STAND_IN "\xef\xb7\xaf"
 
@@ -71,18 +32,19 @@ static bool is_stand_in_escape(const char *at)
     return !escape[same];
 }
 
-static kvf_status hide_nul(json_reader *reader, const char *text, size_t bytes)
+/* A copy of the text. */
+static kvf_status hide_nul(const char *text, size_t bytes, const char *what, char **out,
+                           kvf_error *error)
 {
-    char *copy = model_alloc(bytes + 1);
+    char *copy = *out = model_alloc(bytes + 1);
     if (!copy)
-        return model_out_of_memory(reader->error, bytes, reader->what);
-    reader->document->strings = copy;
+        return model_out_of_memory(error, bytes, what);
     memcpy(copy, text, bytes);
     copy[bytes] = '\0';
     for (size_t at = 0; at < bytes; at++) {
         if (strncmp(copy + at, NUL_STAND_IN, 3) == 0 || is_stand_in_escape(copy + at))
-            return model_fail(reader->error, KVF_CORRUPT, "%s: U+FDEF beside \\u0000 at byte %zu",
-                              reader->what, at);
+            return model_fail(error, KVF_CORRUPT, "%s: U+FDEF beside \\u0000 at byte %zu", what,
+                              at);
         if (strncmp(copy + at, "\\u0000", 6) == 0)
             memcpy(copy + at, "\\ufdef", 6);
         at += copy[at] == '\\';
@@ -90,230 +52,189 @@ static kvf_status hide_nul(json_reader *reader, const char *text, size_t bytes)
     return KVF_OK;
 }
 
-/* A string of the tree as it was meant. Copies fit: each is shorter than it was with its quotes. */
-static const char *show_nul(json_document *document, const char *string, uint32_t *size)
+/* A string of the tree as it was meant. @return its bytes */
+static size_t show_nul(const char *string, size_t size, char *to)
 {
-    if (!document->strings)
-        return string;
-    char *copy = document->strings + document->strings_used, *to = copy;
-    for (uint32_t i = 0; i < *size; i++) {
+    const char *start = to;
+    for (size_t i = 0; i < size; i++) {
         const bool is_nul = strncmp(string + i, NUL_STAND_IN, 3) == 0;
         *to++ = is_nul ? '\0' : string[i];
         i += is_nul ? 2 : 0;
     }
-    *to = '\0';
-    *size = (uint32_t)(to - copy);
-    document->strings_used += *size + 1;
-    return copy;
+    return (size_t)(to - start);
 }
 
-/* ---- the tree in preorder ---- */
-
-/* A double carries every integer below 2^53; beyond it a file offset would be a guess. */
-static void set_number(double number, json_value *value)
+/* @p room for any string. @return false if there is no memory */
+static bool put_nul_back(json_t *json, char *room)
 {
-    if (number >= 0 && number < 0x1p53 && number == floor(number)) {
-        value->kind = JSON_INTEGER;
-        value->as.integer = (uint64_t)number;
-    } else {
-        value->kind = JSON_REAL;
-        value->as.real = number;
-    }
-}
-
-static kvf_status add_tree(json_reader *reader, const char *key, json_t *item, uint32_t depth)
-{
-    json_document *document = reader->document;
-    if (depth > JSON_DEPTH_MAX)
-        return model_fail(reader->error, KVF_CORRUPT, "%s: values nested too deeply, more than %u",
-                          reader->what, JSON_DEPTH_MAX);
-    json_value value = {.kind = json_typeof(item)};
-    if (key) {
-        value.key_size = (uint32_t)strlen(key);
-        value.key = show_nul(document, key, &value.key_size);
-    }
-    if (value.kind == JSON_INTEGER && llabs(json_integer_value(item)) > 1ll << 53)
-        return model_fail(reader->error, KVF_CORRUPT, "%s: %lld is beyond 2^53", reader->what,
-                          (long long)json_integer_value(item));
-    if (value.kind == JSON_INTEGER) {
-        set_number((double)json_integer_value(item), &value);
-        value.size = value.kind == JSON_REAL;
-    } else if (value.kind == JSON_REAL && reader->as_written)
-        value.as.real = json_real_value(item);
-    else if (value.kind == JSON_REAL)
-        set_number(json_real_value(item), &value);
-    else if (value.kind == JSON_STRING) {
-        value.size = (uint32_t)json_string_length(item);
-        value.as.string = show_nul(document, json_string_value(item), &value.size);
-    } else
-        value.size = (uint32_t)(json_object_size(item) + json_array_size(item));
-    size_t index = 0, i;
-    KVF_TRY(add_value(reader, value, &index));
+    const char *key;
     json_t *child;
-    json_array_foreach(item, i, child) KVF_TRY(add_tree(reader, NULL, child, depth + 1));
-    json_object_foreach(item, key, child) KVF_TRY(add_tree(reader, key, child, depth + 1));
-    document->values[index].skip = (uint32_t)(document->count - index);
-    return KVF_OK;
+    size_t i;
+    if (json_is_string(json)) {
+        i = show_nul(json_string_value(json), json_string_length(json), room);
+        return json_string_setn_nocheck(json, room, i) == 0;
+    }
+    bool is_done = true;
+    json_array_foreach (json, i, child)
+        is_done = is_done && put_nul_back(child, room);
+    if (!json_is_object(json))
+        return is_done;
+    json_t *renamed = json_object();
+    json_object_foreach (json, key, child) {
+        is_done = is_done && put_nul_back(child, room);
+        i = show_nul(key, strlen(key), room);
+        is_done = is_done && json_object_setn_nocheck(renamed, room, i, child) == 0;
+    }
+    is_done = is_done && json_object_clear(json) == 0;
+    json_object_keylen_foreach (renamed, key, i, child)
+        is_done = is_done && json_object_setn_nocheck(json, key, i, child) == 0;
+    json_decref(renamed);
+    return is_done;
 }
 
-static kvf_status parse_tree(json_reader *reader, const char *text, size_t bytes)
+/* ---- parsing ---- */
+
+static kvf_status parse(const char *text, size_t bytes, const char *what, size_t flags,
+                        json_t **out, kvf_error *error)
 {
-    const size_t flags = JSON_ALLOW_NUL | JSON_DECODE_ANY | JSON_REJECT_DUPLICATES |
-                         (reader->as_written ? 0 : JSON_DECODE_INT_AS_REAL);
-    json_document *document = reader->document;
     json_error_t problem = {0};
+    char *hidden = NULL;
+    kvf_status status = KVF_OK;
+    flags |= JSON_ALLOW_NUL | JSON_DECODE_ANY | JSON_REJECT_DUPLICATES;
     const locale_t before = kvf_c_locale_begin(); /* jansson reads numbers by strtod */
-    document->tree = json_loadb(text, bytes, flags, &problem);
+    *out = json_loadb(text, bytes, flags, &problem);
+    if (!*out && json_error_code(&problem) == json_error_null_byte_in_key) {
+        status = hide_nul(text, bytes, what, &hidden, error);
+        *out = status == KVF_OK ? json_loadb(hidden, bytes, flags, &problem) : NULL;
+        if (*out && !put_nul_back(*out, hidden)) {
+            json_decref(*out);
+            *out = NULL;
+            problem.text[0] = '\0';
+        }
+    }
     kvf_c_locale_end(before);
-    if (document->tree)
-        return add_tree(reader, NULL, document->tree, 0);
-    if (json_error_code(&problem) == json_error_null_byte_in_key && !document->strings) {
-        KVF_TRY(hide_nul(reader, text, bytes));
-        return parse_tree(reader, document->strings, bytes);
-    }
-    if (json_error_code(&problem) == json_error_out_of_memory || problem.text[0] == '\0')
-        return model_out_of_memory(reader->error, bytes, reader->what);
-    return model_fail(reader->error, KVF_CORRUPT, "%s: not valid JSON: %s at byte %d", reader->what,
-                      problem.text, problem.position);
-}
-
-static kvf_status parse(const char *text, size_t bytes, const char *what, bool as_written,
-                        json_document **out, kvf_error *error)
-{
-    if (bytes >= UINT32_MAX)
-        return model_fail(error, KVF_CORRUPT, "%s: %zu bytes of JSON are too many", what, bytes);
-    json_document *document = model_alloc_zero(1, sizeof *document);
-    if (!document)
-        return model_out_of_memory(error, sizeof *document, what);
-    json_reader reader = {
-        .document = document, .what = what, .as_written = as_written, .error = error};
-    kvf_status status = parse_tree(&reader, text, bytes);
-    if (status != KVF_OK) {
-        json_free(document);
+    model_free(hidden);
+    if (status != KVF_OK || *out)
         return status;
-    }
-    *out = document;
-    return KVF_OK;
+    if (json_error_code(&problem) == json_error_out_of_memory || problem.text[0] == '\0')
+        return model_out_of_memory(error, bytes, what);
+    return model_fail(error, KVF_CORRUPT, "%s: not valid JSON: %s at byte %d", what, problem.text,
+                      problem.position);
 }
 
-kvf_status json_parse(const char *text, size_t bytes, const char *what, json_document **out,
+kvf_status json_parse(const char *text, size_t bytes, const char *what, json_t **out,
                       kvf_error *error)
 {
-    return parse(text, bytes, what, false, out, error);
+    return parse(text, bytes, what, JSON_DECODE_INT_AS_REAL, out, error);
 }
 
-kvf_status json_parse_as_written(const char *text, size_t bytes, const char *what,
-                                 json_document **out, kvf_error *error)
+kvf_status json_parse_as_written(const char *text, size_t bytes, const char *what, json_t **out,
+                                 kvf_error *error)
 {
-    return parse(text, bytes, what, true, out, error);
-}
-
-void json_free(json_document *document)
-{
-    if (!document)
-        return;
-    json_decref(document->tree);
-    model_free(document->strings);
-    model_free(document->values);
-    model_free(document);
+    return parse(text, bytes, what, 0, out, error);
 }
 
 /* ---- asking ---- */
 
-const json_value *json_root(const json_document *document)
+json_t *json_get_set(const json_t *object, const char *key)
 {
-    return document->values;
+    json_t *value = json_object_get(object, key);
+    return json_is_null(value) ? NULL : value;
 }
 
-const json_value *json_get(const json_value *object, const char *key)
+const char *json_unknown_key(json_t *object, const char *const *known)
 {
-    if (!object || object->kind != JSON_OBJECT)
-        return NULL;
-    size_t length = strlen(key);
-    for (const json_value *child = json_first(object); child; child = json_next(object, child))
-        if (child->key_size == length && memcmp(child->key, key, length) == 0)
-            return child;
-    return NULL;
-}
-
-const json_value *json_get_set(const json_value *object, const char *key)
-{
-    const json_value *value = json_get(object, key);
-    return value && value->kind != JSON_NULL ? value : NULL;
-}
-
-const json_value *json_unknown_key(const json_value *object, const char *const *known)
-{
-    for (const json_value *child = json_first(object); child; child = json_next(object, child)) {
-        const char *const *key = known;
-        while (*key &&
-               (strlen(*key) != child->key_size || memcmp(*key, child->key, child->key_size) != 0))
-            key++;
-        if (!*key)
-            return child;
+    const char *key;
+    size_t size;
+    json_t *value;
+    json_object_keylen_foreach (object, key, size, value) {
+        const char *const *name = known;
+        while (*name && (strlen(*name) != size || memcmp(*name, key, size) != 0))
+            name++;
+        if (!*name)
+            return key;
     }
     return NULL;
 }
 
-kvf_status json_check_keys(const json_value *object, const char *what, const char *const *known,
+kvf_status json_check_keys(json_t *object, const char *what, const char *const *known,
                            kvf_error *error)
 {
-    if (!object || object->kind != JSON_OBJECT)
+    if (!json_is_object(object))
         return model_fail(error, KVF_CORRUPT, "%s is %s, not an object", what,
                           json_kind_name(object));
-    const json_value *unknown = json_unknown_key(object, known);
+    const char *unknown = json_unknown_key(object, known);
     if (!unknown)
         return KVF_OK;
-    return model_fail(error, KVF_UNSUPPORTED, "%s has the unknown field \"%.80s\"", what,
-                      unknown->key);
+    return model_fail(error, KVF_UNSUPPORTED, "%s has the unknown field \"%.80s\"", what, unknown);
 }
 
-kvf_status json_read_flag(const json_value *object, const char *what, const char *field,
-                          bool fallback, bool *out, kvf_error *error)
+kvf_status json_read_flag(const json_t *object, const char *what, const char *field, bool fallback,
+                          bool *out, kvf_error *error)
 {
     char shown[96];
-    const json_value *value = json_get_set(object, field);
-    *out = value ? value->kind == JSON_TRUE : fallback;
-    if (!value || value->kind == JSON_TRUE || value->kind == JSON_FALSE)
+    const json_t *value = json_get_set(object, field);
+    *out = value ? json_is_true(value) : fallback;
+    if (!value || json_is_boolean(value))
         return KVF_OK;
     return model_fail(error, KVF_CORRUPT, "%s.%s is %s, not a boolean", what, field,
                       json_show(value, shown, sizeof shown));
 }
 
-bool json_is_string(const json_value *value, const char *text)
+const char *json_plain_text(const json_t *value)
 {
-    return value && value->kind == JSON_STRING && value->size == strlen(text) &&
-           memcmp(value->as.string, text, value->size) == 0;
+    const char *text = json_string_value(value);
+    return text && strlen(text) == json_string_length(value) ? text : NULL;
 }
 
-bool json_is_number(const json_value *value)
+bool json_is_text(const json_t *value, const char *text)
 {
-    return value && (value->kind == JSON_INTEGER || value->kind == JSON_REAL);
+    const char *plain = json_plain_text(value);
+    return plain && strcmp(plain, text) == 0;
 }
 
-double json_number(const json_value *value)
+bool json_is_whole(const json_t *value, uint64_t most, uint64_t *out)
 {
-    return value->kind == JSON_INTEGER ? (double)value->as.integer : value->as.real;
+    const double real = json_real_value(value);
+    if (!json_is_real(value))
+        return json_is_written_whole(value, most, out);
+    if (!(real >= 0 && real < (double)JSON_WHOLE_MAX && real == floor(real)) ||
+        (uint64_t)real > most)
+        return false;
+    *out = (uint64_t)real;
+    return true;
 }
 
-const char *json_kind_name(const json_value *value)
+bool json_is_written_whole(const json_t *value, uint64_t most, uint64_t *out)
+{
+    const uint64_t whole = (uint64_t)json_integer_value(value);
+    if (!json_is_integer(value) || whole > most || whole > JSON_WHOLE_MAX)
+        return false;
+    *out = whole;
+    return true;
+}
+
+const char *json_kind_name(const json_t *value)
 {
     static const char *const names[] = {
         [JSON_NULL] = "null",        [JSON_FALSE] = "false",      [JSON_TRUE] = "true",
         [JSON_INTEGER] = "a number", [JSON_REAL] = "a number",    [JSON_STRING] = "a string",
         [JSON_ARRAY] = "an array",   [JSON_OBJECT] = "an object",
     };
-    return value ? names[value->kind] : "absent";
+    return value ? names[json_typeof(value)] : "absent";
 }
 
-const char *json_show(const json_value *value, char *buffer, size_t size)
+const char *json_show(const json_t *value, char *buffer, size_t size)
 {
-    if (value && value->kind == JSON_STRING)
-        snprintf(buffer, size, "\"%.80s\"", value->as.string);
-    else if (value && value->kind == JSON_INTEGER)
-        snprintf(buffer, size, "%llu", (unsigned long long)value->as.integer);
-    else if (value && value->kind == JSON_REAL)
-        kvf_format(buffer, size, "%.9g", value->as.real);
+    uint64_t whole;
+    if (json_is_string(value))
+        snprintf(buffer, size, "\"%.80s\"", json_string_value(value));
+    else if (json_is_whole(value, JSON_WHOLE_MAX, &whole))
+        snprintf(buffer, size, "%llu", (unsigned long long)whole);
+    else if (json_is_integer(value))
+        snprintf(buffer, size, "%lld", (long long)json_integer_value(value));
+    else if (json_is_real(value))
+        kvf_format(buffer, size, "%.9g", json_real_value(value));
     else
         snprintf(buffer, size, "%s", json_kind_name(value));
     return buffer;

@@ -3,97 +3,59 @@
 #define KVF_MODEL_JSON_H
 
 /*
- * JSON from files that are not trusted, read by jansson and checked.
+ * JSON from files that are not trusted, read by jansson, and what is asked of its values.
  *
- * Refused: duplicate keys, nesting beyond JSON_DEPTH_MAX, numbers beyond a double, text that is not
- * UTF-8. It does not write JSON. Clients see nothing of jansson but the kinds of values.
- *
- * Invariant: values lie in preorder in one array: the first child of v is v + 1, the value after
- * v's subtree is v + v->skip; every string is valid UTF-8 and zero-terminated.
+ * Refused: duplicate keys, nesting beyond jansson's limit, numbers beyond a double, text that is
+ * not UTF-8. Strings and keys may hold zero bytes. It does not write JSON.
  */
 
 #include "model_memory.h"
 
 #include <jansson.h>
 
-/* Below are functions of these names. */
-#undef json_is_string
-#undef json_is_number
-
-#define JSON_DEPTH_MAX 64u
-
-/* JSON_INTEGER is not negative and below 2^53; any other number is JSON_REAL. So is 1.0, in a
- * document that was parsed as written. */
-typedef json_type json_kind;
-
-typedef struct json_value {
-    json_kind kind;
-    uint32_t skip;     /* values in this subtree, itself included */
-    uint32_t size;     /* bytes of a string, members of an array or object; of a JSON_REAL, 1 if it
-                          was written as a whole number */
-    uint32_t key_size; /* bytes of the key; 0 outside objects */
-    const char *key;   /* NULL outside objects */
-    union {
-        const char *string;
-        uint64_t integer;
-        double real;
-    } as;
-} json_value;
-
-typedef struct json_document json_document;
-
 /**
+ * All numbers are JSON_REAL: jansson refuses integers beyond 64 bits, which tokenizer_config.json
+ * has.
+ *
  * @param what  the file's name, for messages
  * @return KVF_OK; KVF_CORRUPT with line and byte; KVF_OUT_OF_MEMORY
  */
-KVF_CHECKED kvf_status json_parse(const char *text, size_t bytes, const char *what,
-                                  json_document **out, kvf_error *error);
-/** As json_parse; whole numbers and others are told apart by how they are written, and whole ones
- * beyond 2^53 are refused: for what is handed on. */
+KVF_CHECKED kvf_status json_parse(const char *text, size_t bytes, const char *what, json_t **out,
+                                  kvf_error *error);
+/** As json_parse; what is written as a whole number is JSON_INTEGER, exactly, and 1.0 is none: for
+ * what is handed on. */
 KVF_CHECKED kvf_status json_parse_as_written(const char *text, size_t bytes, const char *what,
-                                             json_document **out, kvf_error *error);
-void json_free(json_document *document);
-const json_value *json_root(const json_document *document);
+                                             json_t **out, kvf_error *error);
 
-/** Member of an object; NULL if absent or if @p object is NULL or no object. Linear. */
-const json_value *json_get(const json_value *object, const char *key);
+/** Member of an object, with null counting as absent; NULL if @p object is NULL or no object. */
+json_t *json_get_set(const json_t *object, const char *key);
 
-/** As json_get, with null counting as absent. */
-const json_value *json_get_set(const json_value *object, const char *key);
-
-/** The first member of an object whose key is not in the NULL-terminated list @p known, or NULL. */
-const json_value *json_unknown_key(const json_value *object, const char *const *known);
+/** The first key of an object that is not in the NULL-terminated list @p known, or NULL. */
+const char *json_unknown_key(json_t *object, const char *const *known);
 
 /** Members of an object that must be one: KVF_CORRUPT if @p what is none, KVF_UNSUPPORTED if it has
  * a key that is not in the NULL-terminated list @p known. */
-KVF_CHECKED kvf_status json_check_keys(const json_value *object, const char *what,
-                                       const char *const *known, kvf_error *error);
+KVF_CHECKED kvf_status json_check_keys(json_t *object, const char *what, const char *const *known,
+                                       kvf_error *error);
 
 /** A member that is true or false; @p fallback if absent or null. KVF_CORRUPT for anything else. */
-KVF_CHECKED kvf_status json_read_flag(const json_value *object, const char *what, const char *field,
+KVF_CHECKED kvf_status json_read_flag(const json_t *object, const char *what, const char *field,
                                       bool fallback, bool *out, kvf_error *error);
 
-bool json_is_string(const json_value *value, const char *text);
-const char *json_kind_name(const json_value *value);
+/** A string without zero bytes; else NULL. */
+const char *json_plain_text(const json_t *value);
+bool json_is_text(const json_t *value, const char *text);
 
-/** The value of any number. */
-double json_number(const json_value *value);
-bool json_is_number(const json_value *value);
+/** Whether the value is a whole number from 0 to @p most, at most 2^53, in @p out: a double
+ * carries each of them, and beyond it a file offset would be a guess. */
+bool json_is_whole(const json_t *value, uint64_t most, uint64_t *out);
+/** As json_is_whole, and written so, in a document that was parsed as written. */
+bool json_is_written_whole(const json_t *value, uint64_t most, uint64_t *out);
+#define JSON_WHOLE_MAX (UINT64_C(1) << 53)
+
+const char *json_kind_name(const json_t *value);
 
 /** The value, shortened, as it would be written in a message. @return @p buffer */
-const char *json_show(const json_value *value, char *buffer, size_t size);
-
-/** First child of an array or object; NULL if it has none. */
-static inline const json_value *json_first(const json_value *parent)
-{
-    return parent->skip > 1 ? parent + 1 : NULL;
-}
-
-/** The child after @p child; NULL after the last. */
-static inline const json_value *json_next(const json_value *parent, const json_value *child)
-{
-    const json_value *next = child + child->skip;
-    return next < parent + parent->skip ? next : NULL;
-}
+const char *json_show(const json_t *value, char *buffer, size_t size);
 
 #endif

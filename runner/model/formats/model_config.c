@@ -67,8 +67,7 @@ const char *kvf_architecture_gguf_names(char *buffer, size_t size)
 
 /* ---- fields ---- */
 
-void config_refuse(config_reader *reader, const char *field, const json_value *value,
-                   const char *fix)
+void config_refuse(config_reader *reader, const char *field, json_t *value, const char *fix)
 {
     char shown[96];
     if (reader->status == KVF_OK)
@@ -77,8 +76,7 @@ void config_refuse(config_reader *reader, const char *field, const json_value *v
                        json_show(value, shown, sizeof shown), fix);
 }
 
-void config_reject(config_reader *reader, const char *field, const json_value *value,
-                   const char *expected)
+void config_reject(config_reader *reader, const char *field, json_t *value, const char *expected)
 {
     char shown[96];
     if (reader->status == KVF_OK)
@@ -87,43 +85,41 @@ void config_reject(config_reader *reader, const char *field, const json_value *v
                        field, json_show(value, shown, sizeof shown), expected);
 }
 
-uint32_t config_u32(config_reader *reader, const json_value *object, const char *field,
-                    config_range range)
+uint32_t config_u32(config_reader *reader, json_t *object, const char *field, config_range range)
 {
-    const json_value *value = json_get_set(object, field);
+    json_t *value = json_get_set(object, field);
     if (!value && range.optional)
         return range.fallback;
-    if (!value || value->kind != JSON_INTEGER || value->as.integer < range.min ||
-        value->as.integer > range.max) {
+    uint64_t whole;
+    if (!json_is_whole(value, range.max, &whole) || whole < range.min) {
         char expected[96];
         snprintf(expected, sizeof expected, "a whole number from %u to %u", range.min, range.max);
         config_reject(reader, field, value, expected);
         return range.min;
     }
-    return (uint32_t)value->as.integer;
+    return (uint32_t)whole;
 }
 
-double config_positive(config_reader *reader, const json_value *object, const char *field,
-                       double fallback)
+double config_positive(config_reader *reader, json_t *object, const char *field, double fallback)
 {
-    const json_value *value = json_get_set(object, field);
+    json_t *value = json_get_set(object, field);
     if (!value && fallback > 0)
         return fallback;
-    if (!json_is_number(value) || !(json_number(value) > 0)) {
+    if (!json_is_number(value) || !(json_number_value(value) > 0)) {
         config_reject(reader, field, value, "a number above 0");
         return 1;
     }
-    return json_number(value);
+    return json_number_value(value);
 }
 
-bool config_bool(config_reader *reader, const json_value *object, const char *field, bool fallback)
+bool config_bool(config_reader *reader, json_t *object, const char *field, bool fallback)
 {
-    const json_value *value = json_get_set(object, field);
+    json_t *value = json_get_set(object, field);
     if (!value)
         return fallback;
-    if (value->kind != JSON_TRUE && value->kind != JSON_FALSE)
+    if (!json_is_boolean(value))
         config_reject(reader, field, value, "true or false");
-    return value->kind == JSON_TRUE;
+    return json_is_true(value);
 }
 
 /* ---- what is refused ---- */
@@ -142,23 +138,24 @@ static const struct {
      "sliding windows are not supported, set it to false or use another model"},
 };
 
-static bool is_unset(const json_value *value)
+static bool is_unset(json_t *value)
 {
-    return !value || value->kind == JSON_FALSE ||
-           (json_is_number(value) && json_number(value) == 0) ||
-           ((value->kind == JSON_OBJECT || value->kind == JSON_ARRAY) && value->size == 0);
+    return !value || json_is_false(value) ||
+           (json_is_number(value) && json_number_value(value) == 0) ||
+           (json_is_object(value) && json_object_size(value) == 0) ||
+           (json_is_array(value) && json_array_size(value) == 0);
 }
 
 static void check_unsupported(config_reader *reader, kvf_model_config *config)
 {
     (void)config;
     for (size_t i = 0; i < sizeof must_be_unset / sizeof *must_be_unset; i++) {
-        const json_value *value = json_get_set(reader->root, must_be_unset[i].field);
+        json_t *value = json_get_set(reader->root, must_be_unset[i].field);
         if (!is_unset(value))
             config_refuse(reader, must_be_unset[i].field, value, must_be_unset[i].fix);
     }
-    const json_value *act = json_get_set(reader->root, "hidden_act");
-    if (act && !json_is_string(act, "silu"))
+    json_t *act = json_get_set(reader->root, "hidden_act");
+    if (act && !json_is_text(act, "silu"))
         config_refuse(reader, "hidden_act", act, "only \"silu\" is supported");
 }
 
@@ -180,8 +177,9 @@ static void read_architecture(config_reader *reader, kvf_model_config *config)
 {
     char fix[256] = "supported are ";
     static const char others[] = "; others run in llama.cpp with kvferry-llama";
-    const json_value *list = json_get_set(reader->root, "architectures");
-    if (!list || list->kind != JSON_ARRAY || list->size != 1) {
+    json_t *list = json_get_set(reader->root, "architectures");
+    json_t *name = json_array_get(list, 0);
+    if (json_array_size(list) != 1) {
         config_reject(reader, "architectures", list, "a list of one name");
         return;
     }
@@ -189,23 +187,25 @@ static void read_architecture(config_reader *reader, kvf_model_config *config)
         const size_t used = strlen(fix);
         const char *comma = i == 0 ? "" : i + 1 < ARCHITECTURES ? ", " : " and ";
         snprintf(fix + used, sizeof fix - used, "%s%s", comma, architectures[i].name);
-        if (json_is_string(list + 1, architectures[i].name))
+        if (json_is_text(name, architectures[i].name))
             config->architecture = &architectures[i];
     }
     if (!config->architecture)
-        config_refuse(reader, "architectures", list + 1, strcat(fix, others));
+        config_refuse(reader, "architectures", name, strcat(fix, others));
 }
 
 /* ---- windows ---- */
 
 /* Whether a list of kinds names windows. */
-static bool names_windows(config_reader *reader, const kvf_model_config *config,
-                          const json_value *types, bool has_window)
+static bool names_windows(config_reader *reader, const kvf_model_config *config, json_t *types,
+                          bool has_window)
 {
     bool slides = false;
-    for (const json_value *type = json_first(types); type; type = json_next(types, type)) {
-        const bool is_sliding = json_is_string(type, "sliding_attention");
-        if (!json_is_string(type, "full_attention") &&
+    json_t *type;
+    size_t i;
+    json_array_foreach (types, i, type) {
+        const bool is_sliding = json_is_text(type, "sliding_attention");
+        if (!json_is_text(type, "full_attention") &&
             !(is_sliding && config->architecture->has_windows && has_window))
             config_refuse(reader, "layer_types", type,
                           "only \"full_attention\" is supported, use another model");
@@ -216,30 +216,28 @@ static bool names_windows(config_reader *reader, const kvf_model_config *config,
 
 /* @p types of layers; NULL = all have windows. */
 static void set_windows(config_reader *reader, kvf_model_config *config, uint32_t window,
-                        const json_value *types)
+                        json_t *types)
 {
     const uint32_t heads = config->kv_heads;
     if (window > WINDOW_MAX) {
-        config_refuse(reader, "sliding_window", json_get(reader->root, "sliding_window"),
+        config_refuse(reader, "sliding_window", json_object_get(reader->root, "sliding_window"),
                       "windows of at most 1048576 tokens are supported, use another model");
         return;
     }
-    if (types && types->size != config->layers) {
+    if (types && json_array_size(types) != config->layers) {
         config_reject(reader, "layer_types", types, "a list of one name for each layer");
         return;
     }
     if (config->layers * heads > KVF_WINDOW_HEADS_MAX) {
-        config_refuse(reader, "num_key_value_heads", json_get(reader->root, "num_key_value_heads"),
+        config_refuse(reader, "num_key_value_heads",
+                      json_object_get(reader->root, "num_key_value_heads"),
                       "with windows at most 4096 are supported in all layers, use another model");
         return;
     }
-    const json_value *type = types ? json_first(types) : NULL;
     config->window = window;
-    for (uint32_t layer = 0; layer < config->layers; layer++) {
+    for (uint32_t layer = 0; layer < config->layers; layer++)
         memset(config->window_mask + (size_t)layer * heads,
-               types && json_is_string(type, "full_attention"), heads);
-        type = types ? json_next(types, type) : NULL;
-    }
+               json_is_text(json_array_get(types, layer), "full_attention"), heads);
 }
 
 /*
@@ -252,15 +250,15 @@ static void read_windows(config_reader *reader, kvf_model_config *config)
 {
     enum { MINISTRAL_WINDOW = 32768 };
     const kvf_architecture *own = config->architecture;
-    const json_value *window = json_get(reader->root, "sliding_window");
-    const json_value *types = json_get_set(reader->root, "layer_types");
-    const bool has_window = window ? window->kind != JSON_NULL : own->window != 0;
-    if (types && types->kind != JSON_ARRAY) {
+    json_t *window = json_object_get(reader->root, "sliding_window");
+    json_t *types = json_get_set(reader->root, "layer_types");
+    const bool has_window = window ? !json_is_null(window) : own->window != 0;
+    if (types && !json_is_array(types)) {
         config_reject(reader, "layer_types", types, "a list of names");
         return;
     }
     const bool slides =
-        !types || types->size == 0 || names_windows(reader, config, types, has_window);
+        json_array_size(types) == 0 || names_windows(reader, config, types, has_window);
     if (!own->has_windows || !slides || !has_window)
         return;
     const uint32_t tokens = config_u32(
@@ -268,7 +266,7 @@ static void read_windows(config_reader *reader, kvf_model_config *config)
         (config_range){.min = 1, .max = INT32_MAX, .fallback = own->window, .optional = true});
     if (tokens >= config->positions_max)
         return;
-    if (types && types->size != 0)
+    if (json_array_size(types) != 0)
         set_windows(reader, config, tokens, types);
     else if (tokens < MINISTRAL_WINDOW)
         set_windows(reader, config, tokens, NULL);
@@ -283,12 +281,12 @@ static void read_windows(config_reader *reader, kvf_model_config *config)
 
 static void read_head_dim(config_reader *reader, kvf_model_config *config)
 {
-    const json_value *value = json_get_set(reader->root, "head_dim");
+    json_t *value = json_get_set(reader->root, "head_dim");
     config_range range = {.min = 1, .max = 65536, .optional = true};
     const uint32_t assumed = config->architecture->head_dim;
     range.fallback = assumed ? assumed : config->hidden_size / config->query_heads;
     if (!value && !assumed && config->hidden_size % config->query_heads != 0)
-        config_reject(reader, "hidden_size", json_get(reader->root, "hidden_size"),
+        config_reject(reader, "hidden_size", json_object_get(reader->root, "hidden_size"),
                       "a multiple of num_attention_heads");
     config->head_dim = config_u32(reader, reader->root, "head_dim", range);
     if (reader->status == KVF_OK && (config->head_dim % 16 != 0 || config->head_dim > 256))
@@ -300,26 +298,26 @@ static void read_head_dim(config_reader *reader, kvf_model_config *config)
 
 static void read_kv_heads(config_reader *reader, kvf_model_config *config)
 {
-    const json_value *root = reader->root;
+    json_t *root = reader->root;
     config_range range = {.min = 1, .max = 1024};
     range.optional =
-        config->architecture->has_one_kv_head_each || json_get(root, "num_key_value_heads");
+        config->architecture->has_one_kv_head_each || json_object_get(root, "num_key_value_heads");
     range.fallback = config->query_heads;
     config->kv_heads = config_u32(reader, root, "num_key_value_heads", range);
     if (config->query_heads % config->kv_heads != 0)
-        config_reject(reader, "num_key_value_heads", json_get(root, "num_key_value_heads"),
+        config_reject(reader, "num_key_value_heads", json_object_get(root, "num_key_value_heads"),
                       "a divisor of num_attention_heads");
     else if (config->query_heads / config->kv_heads > 128)
-        config_refuse(reader, "num_key_value_heads", json_get(root, "num_key_value_heads"),
+        config_refuse(reader, "num_key_value_heads", json_object_get(root, "num_key_value_heads"),
                       "at most 128 query heads may share a key head, use another model");
     if (config->kv_heads > 1024)
-        config_refuse(reader, "num_key_value_heads", json_get(root, "num_key_value_heads"),
+        config_refuse(reader, "num_key_value_heads", json_object_get(root, "num_key_value_heads"),
                       "at most 1024 are supported");
 }
 
 static void read_geometry(config_reader *reader, kvf_model_config *config)
 {
-    const json_value *root = reader->root;
+    json_t *root = reader->root;
     config->vocab_size =
         config_u32(reader, root, "vocab_size", (config_range){.min = 1, .max = 1u << 24});
     config->hidden_size =
@@ -337,21 +335,21 @@ static void read_geometry(config_reader *reader, kvf_model_config *config)
     read_head_dim(reader, config);
     config->norm_eps = config_positive(reader, root, "rms_norm_eps", 1e-6);
     if (config->norm_eps >= 1)
-        config_reject(reader, "rms_norm_eps", json_get(root, "rms_norm_eps"), "below 1");
+        config_reject(reader, "rms_norm_eps", json_object_get(root, "rms_norm_eps"), "below 1");
     config->tied_embeddings = config_bool(reader, root, "tie_word_embeddings", false);
 }
 
 static void read_dtype(config_reader *reader, kvf_model_config *config)
 {
     const char *field = json_get_set(reader->root, "dtype") ? "dtype" : "torch_dtype";
-    const json_value *value = json_get_set(reader->root, field);
+    json_t *value = json_get_set(reader->root, field);
     config->dtype = KVF_BF16;
     config->dtype_known = value;
-    if (!value || json_is_string(value, "bfloat16"))
+    if (!value || json_is_text(value, "bfloat16"))
         return;
-    if (json_is_string(value, "float16"))
+    if (json_is_text(value, "float16"))
         config->dtype = KVF_FP16;
-    else if (json_is_string(value, "float32"))
+    else if (json_is_text(value, "float32"))
         config->dtype = KVF_FP32;
     else
         config_refuse(reader, field, value, "bfloat16, float16 and float32 are supported");
@@ -359,14 +357,15 @@ static void read_dtype(config_reader *reader, kvf_model_config *config)
 
 /* ---- token ids ---- */
 
-static void add_eos(config_reader *reader, kvf_model_config *config, const json_value *value)
+static void add_eos(config_reader *reader, kvf_model_config *config, json_t *value)
 {
-    if (value->kind != JSON_INTEGER || value->as.integer >= config->vocab_size) {
+    uint64_t whole;
+    if (!json_is_whole(value, config->vocab_size - 1, &whole)) {
         config_reject(reader, "eos_token_id", value,
                       "an id below vocab_size or a list of such ids");
         return;
     }
-    uint32_t id = (uint32_t)value->as.integer;
+    const uint32_t id = (uint32_t)whole;
     if (kvf_ids_have(config->eos_ids, config->eos_count, id))
         return;
     if (config->eos_count == KVF_EOS_MAX)
@@ -377,9 +376,11 @@ static void add_eos(config_reader *reader, kvf_model_config *config, const json_
 
 static void read_special_ids(config_reader *reader, kvf_model_config *config)
 {
-    const json_value *eos = json_get_set(reader->root, "eos_token_id");
-    if (eos && eos->kind == JSON_ARRAY) {
-        for (const json_value *id = json_first(eos); id; id = json_next(eos, id))
+    json_t *eos = json_get_set(reader->root, "eos_token_id");
+    if (json_is_array(eos)) {
+        json_t *id;
+        size_t i;
+        json_array_foreach (eos, i, id)
             add_eos(reader, config, id);
     } else if (eos) {
         add_eos(reader, config, eos);
@@ -399,15 +400,15 @@ typedef void (*read_part_fn)(config_reader *reader, kvf_model_config *config);
 static kvf_status parse(const char *file, const char *text, size_t bytes, const read_part_fn *parts,
                         kvf_model_config *config, kvf_error *error)
 {
-    json_document *document;
+    json_t *document;
     KVF_TRY(json_parse(text, bytes, file, &document, error));
-    config_reader reader = {.root = json_root(document), .file = file, .error = error};
-    if (reader.root->kind != JSON_OBJECT)
+    config_reader reader = {.root = document, .file = file, .error = error};
+    if (!json_is_object(reader.root))
         reader.status = model_fail(error, KVF_CORRUPT, "%s holds %s, not an object", file,
                                    json_kind_name(reader.root));
     for (; *parts && reader.status == KVF_OK; parts++)
         (*parts)(&reader, config);
-    json_free(document);
+    json_decref(document);
     return reader.status;
 }
 

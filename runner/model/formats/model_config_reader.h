@@ -12,7 +12,7 @@
 #include "model_config.h"
 
 typedef struct config_reader {
-    const json_value *root;
+    json_t *root;
     const char *file; /* for messages */
     kvf_error *error;
     kvf_status status;
@@ -25,18 +25,14 @@ typedef struct config_range {
 } config_range;
 
 /** Not supported: field, value and fix. */
-void config_refuse(config_reader *reader, const char *field, const json_value *value,
-                   const char *fix);
+void config_refuse(config_reader *reader, const char *field, json_t *value, const char *fix);
 /** Wrong type or range. */
-void config_reject(config_reader *reader, const char *field, const json_value *value,
-                   const char *expected);
+void config_reject(config_reader *reader, const char *field, json_t *value, const char *expected);
 
-uint32_t config_u32(config_reader *reader, const json_value *object, const char *field,
-                    config_range range);
+uint32_t config_u32(config_reader *reader, json_t *object, const char *field, config_range range);
 /** @param fallback  if absent or null; 0 = required */
-double config_positive(config_reader *reader, const json_value *object, const char *field,
-                       double fallback);
-bool config_bool(config_reader *reader, const json_value *object, const char *field, bool fallback);
+double config_positive(config_reader *reader, json_t *object, const char *field, double fallback);
+bool config_bool(config_reader *reader, json_t *object, const char *field, bool fallback);
 
 /** The rotary part: rope_theta, rope_scaling, rope_parameters. Needs the geometry. */
 void config_read_rope(config_reader *reader, kvf_model_config *config);

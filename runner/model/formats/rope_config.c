@@ -34,46 +34,45 @@ static const char *const known_keys[] = {"rope_type",
                                          "finetuned", /* a remark of the first models with yarn */
                                          NULL};
 
-static void check_keys(config_reader *reader, const json_value *scaling)
+static void check_keys(config_reader *reader, json_t *scaling)
 {
-    const json_value *unknown = json_unknown_key(scaling, known_keys);
+    const char *unknown = json_unknown_key(scaling, known_keys);
     if (unknown && reader->status == KVF_OK)
         reader->status = model_fail(reader->error, KVF_UNSUPPORTED,
                                     "%s: the RoPE settings have the field \"%.80s\", which is not "
                                     "known here; use another model",
-                                    reader->file, unknown->key);
+                                    reader->file, unknown);
 }
 
-static void check_partial(config_reader *reader, const json_value *object)
+static void check_partial(config_reader *reader, json_t *object)
 {
-    const json_value *partial = json_get_set(object, "partial_rotary_factor");
-    if (partial && !(json_is_number(partial) && json_number(partial) == 1))
+    json_t *partial = json_get_set(object, "partial_rotary_factor");
+    if (partial && !(json_is_number(partial) && json_number_value(partial) == 1))
         config_refuse(reader, "partial_rotary_factor", partial,
                       "heads that are rotated in part are not supported, use another model");
 }
 
-static void read_kind(config_reader *reader, const json_value *scaling, kvf_rope_config *rope)
+static void read_kind(config_reader *reader, json_t *scaling, kvf_rope_config *rope)
 {
     const char *field = json_get_set(scaling, "rope_type") ? "rope_type" : "type";
-    const json_value *kind = json_get_set(scaling, field);
-    if (!kind || json_is_string(kind, "default"))
+    json_t *kind = json_get_set(scaling, field);
+    if (!kind || json_is_text(kind, "default"))
         rope->kind = KVF_ROPE_DEFAULT;
-    else if (json_is_string(kind, "linear"))
+    else if (json_is_text(kind, "linear"))
         rope->kind = KVF_ROPE_LINEAR;
-    else if (json_is_string(kind, "llama3"))
+    else if (json_is_text(kind, "llama3"))
         rope->kind = KVF_ROPE_LLAMA3;
-    else if (json_is_string(kind, "yarn"))
+    else if (json_is_text(kind, "yarn"))
         rope->kind = KVF_ROPE_YARN;
     else
         config_refuse(reader, field, kind, "supported are default, linear, llama3 and yarn");
 }
 
 /* The length the model was trained at: Transformers prefers the field outside the dictionary. */
-static double read_original(config_reader *reader, const json_value *scaling,
-                            const kvf_model_config *config)
+static double read_original(config_reader *reader, json_t *scaling, const kvf_model_config *config)
 {
     static const char field[] = "original_max_position_embeddings";
-    const json_value *object = json_get_set(reader->root, field) ? reader->root : scaling;
+    json_t *object = json_get_set(reader->root, field) ? reader->root : scaling;
     return config_positive(reader, object, field, config->positions_max);
 }
 
@@ -83,21 +82,20 @@ static double magnitude_scale(double factor, double mscale)
 }
 
 /* A number that Transformers replaces by its default when it is absent, null or 0. */
-static double number_or(config_reader *reader, const json_value *object, const char *field,
-                        double fallback)
+static double number_or(config_reader *reader, json_t *object, const char *field, double fallback)
 {
-    const json_value *value = json_get_set(object, field);
+    json_t *value = json_get_set(object, field);
     if (!value)
         return fallback;
-    if (!json_is_number(value) || json_number(value) < 0)
+    if (!json_is_number(value) || json_number_value(value) < 0)
         config_reject(reader, field, value, "a number, not negative");
-    else if (json_number(value) > 0)
-        return json_number(value);
+    else if (json_number_value(value) > 0)
+        return json_number_value(value);
     return fallback;
 }
 
-static void read_yarn(config_reader *reader, const json_value *scaling,
-                      const kvf_model_config *config, kvf_rope_config *rope)
+static void read_yarn(config_reader *reader, json_t *scaling, const kvf_model_config *config,
+                      kvf_rope_config *rope)
 {
     rope->original_positions = read_original(reader, scaling, config);
     rope->factor = config_positive(reader, scaling, "factor",
@@ -113,19 +111,19 @@ static void read_yarn(config_reader *reader, const json_value *scaling,
             magnitude_scale(rope->factor, mscale) / magnitude_scale(rope->factor, mscale_all_dim);
     rope->attention_factor = config_positive(reader, scaling, "attention_factor", inferred);
     if (!(rope->attention_factor <= (double)FLT_MAX))
-        config_reject(reader, "mscale", json_get(scaling, "mscale"),
+        config_reject(reader, "mscale", json_object_get(scaling, "mscale"),
                       "so small that the attention factor is an fp32 number");
 }
 
-static void read_llama3(config_reader *reader, const json_value *scaling,
-                        const kvf_model_config *config, kvf_rope_config *rope)
+static void read_llama3(config_reader *reader, json_t *scaling, const kvf_model_config *config,
+                        kvf_rope_config *rope)
 {
     rope->factor = config_positive(reader, scaling, "factor", 0);
     rope->low_freq_factor = config_positive(reader, scaling, "low_freq_factor", 0);
     rope->high_freq_factor = config_positive(reader, scaling, "high_freq_factor", 0);
     rope->original_positions = read_original(reader, scaling, config);
     if (rope->high_freq_factor <= rope->low_freq_factor)
-        config_reject(reader, "high_freq_factor", json_get(scaling, "high_freq_factor"),
+        config_reject(reader, "high_freq_factor", json_object_get(scaling, "high_freq_factor"),
                       "above low_freq_factor");
 }
 
@@ -134,8 +132,7 @@ static void read_llama3(config_reader *reader, const json_value *scaling,
  * trained with: who sets the factor by hand, as model cards say, leaves max_position_embeddings as
  * it is. llama3 says nothing of lengths.
  */
-static void stretch_positions(config_reader *reader, const json_value *scaling,
-                              kvf_model_config *config)
+static void stretch_positions(config_reader *reader, json_t *scaling, kvf_model_config *config)
 {
     const kvf_rope_config *rope = &config->rope;
     if (rope->kind != KVF_ROPE_LINEAR && rope->kind != KVF_ROPE_YARN)
@@ -151,14 +148,14 @@ static void stretch_positions(config_reader *reader, const json_value *scaling,
 void config_read_rope(config_reader *reader, kvf_model_config *config)
 {
     kvf_rope_config *rope = &config->rope;
-    const json_value *scaling = json_get_set(reader->root, "rope_scaling");
+    json_t *scaling = json_get_set(reader->root, "rope_scaling");
     const char *field = "rope_scaling";
-    if (!scaling || (scaling->kind == JSON_OBJECT && scaling->size == 0)) {
+    if (!scaling || (json_is_object(scaling) && json_object_size(scaling) == 0)) {
         field = "rope_parameters";
         scaling = json_get_set(reader->root, field);
     }
     *rope = (kvf_rope_config){.factor = 1, .attention_factor = 1};
-    if (scaling && scaling->kind != JSON_OBJECT) {
+    if (scaling && !json_is_object(scaling)) {
         config_reject(reader, field, scaling, "null or an object");
         return;
     }
@@ -170,8 +167,8 @@ void config_read_rope(config_reader *reader, kvf_model_config *config)
     bool inside = json_get_set(scaling, "rope_theta");
     rope->theta = config_positive(reader, inside ? scaling : reader->root, "rope_theta", 10000);
     if (rope->theta <= 1)
-        config_reject(reader, "rope_theta", json_get(inside ? scaling : reader->root, "rope_theta"),
-                      "above 1");
+        config_reject(reader, "rope_theta",
+                      json_object_get(inside ? scaling : reader->root, "rope_theta"), "above 1");
     if (rope->kind == KVF_ROPE_LINEAR)
         rope->factor = config_positive(reader, scaling, "factor", 0);
     else if (rope->kind == KVF_ROPE_LLAMA3)

@@ -20,102 +20,97 @@
 
 typedef struct tensor_reader {
     const weight_file *file;
+    const char *name; /* of the tensor that is read */
     uint64_t data_start;
     uint64_t data_bytes;
-    uint32_t element; /* bytes of one of the tensor that is read */
+    uint32_t element; /* bytes of one */
     kvf_error *error;
 } tensor_reader;
 
-static kvf_status read_dtype(const tensor_reader *reader, const json_value *entry, kvf_dtype *out)
+static kvf_status read_dtype(const tensor_reader *reader, json_t *entry, kvf_dtype *out)
 {
     char shown[96];
-    const json_value *dtype = json_get(entry, "dtype");
-    if (json_is_string(dtype, "BF16"))
+    json_t *dtype = json_object_get(entry, "dtype");
+    if (json_is_text(dtype, "BF16"))
         *out = KVF_BF16;
-    else if (json_is_string(dtype, "F16"))
+    else if (json_is_text(dtype, "F16"))
         *out = KVF_FP16;
-    else if (json_is_string(dtype, "F32"))
+    else if (json_is_text(dtype, "F32"))
         *out = KVF_FP32;
     else
         return model_fail(
-            reader->error, dtype && dtype->kind == JSON_STRING ? KVF_UNSUPPORTED : KVF_CORRUPT,
+            reader->error, json_is_string(dtype) ? KVF_UNSUPPORTED : KVF_CORRUPT,
             "%s: tensor %.120s has dtype %s; BF16, F16 and F32 are supported, convert "
             "the model to one of them",
-            reader->file->name, entry->key, json_show(dtype, shown, sizeof shown));
+            reader->file->name, reader->name, json_show(dtype, shown, sizeof shown));
     return KVF_OK;
 }
 
 /* Fills rank, shape and bytes. */
-static kvf_status read_shape(const tensor_reader *reader, const json_value *entry,
-                             kvf_tensor *tensor)
+static kvf_status read_shape(const tensor_reader *reader, json_t *entry, kvf_tensor *tensor)
 {
-    const json_value *shape = json_get(entry, "shape");
-    if (!shape || shape->kind != JSON_ARRAY || shape->size > KVF_TENSOR_RANK_MAX)
+    json_t *shape = json_object_get(entry, "shape");
+    size_t axis;
+    if (!json_is_array(shape) || json_array_size(shape) > KVF_TENSOR_RANK_MAX)
         return model_fail(reader->error, KVF_CORRUPT,
                           "%s: tensor %.120s: shape must be an array of at most %u sizes",
-                          reader->file->name, entry->key, KVF_TENSOR_RANK_MAX);
-    tensor->rank = shape->size;
+                          reader->file->name, reader->name, KVF_TENSOR_RANK_MAX);
+    tensor->rank = (uint32_t)json_array_size(shape);
     uint64_t bytes = reader->element;
-    uint32_t axis = 0;
-    for (const json_value *size = json_first(shape); size; size = json_next(shape, size)) {
-        if (size->kind != JSON_INTEGER)
+    json_t *size;
+    json_array_foreach (shape, axis, size) {
+        if (!json_is_whole(size, JSON_WHOLE_MAX, &tensor->shape[axis]))
             return model_fail(reader->error, KVF_CORRUPT,
-                              "%s: tensor %.120s: shape[%u] is not a whole number",
-                              reader->file->name, entry->key, axis);
-        if (__builtin_mul_overflow(bytes, size->as.integer, &bytes))
+                              "%s: tensor %.120s: shape[%zu] is not a whole number",
+                              reader->file->name, reader->name, axis);
+        if (__builtin_mul_overflow(bytes, tensor->shape[axis], &bytes))
             return model_fail(reader->error, KVF_CORRUPT,
                               "%s: tensor %.120s: the product of its shape does not fit 64 bits",
-                              reader->file->name, entry->key);
-        tensor->shape[axis++] = size->as.integer;
+                              reader->file->name, reader->name);
     }
     tensor->bytes = bytes;
     return KVF_OK;
 }
 
 /* Fills data, after checking the offsets against the file and the shape. */
-static kvf_status read_offsets(const tensor_reader *reader, const json_value *entry,
-                               kvf_tensor *tensor)
+static kvf_status read_offsets(const tensor_reader *reader, json_t *entry, kvf_tensor *tensor)
 {
-    const json_value *offsets = json_get(entry, "data_offsets");
-    if (!offsets || offsets->kind != JSON_ARRAY || offsets->size != 2 ||
-        offsets[1].kind != JSON_INTEGER || offsets[2].kind != JSON_INTEGER)
+    json_t *offsets = json_object_get(entry, "data_offsets");
+    uint64_t begin, end;
+    if (json_array_size(offsets) != 2 ||
+        !json_is_whole(json_array_get(offsets, 0), JSON_WHOLE_MAX, &begin) ||
+        !json_is_whole(json_array_get(offsets, 1), JSON_WHOLE_MAX, &end))
         return model_fail(reader->error, KVF_CORRUPT,
                           "%s: tensor %.120s: data_offsets must be two whole numbers",
-                          reader->file->name, entry->key);
-    uint64_t begin = offsets[1].as.integer;
-    uint64_t end = offsets[2].as.integer;
+                          reader->file->name, reader->name);
     if (begin > end || end > reader->data_bytes)
         return model_fail(reader->error, KVF_CORRUPT,
                           "%s: tensor %.120s: data_offsets [%" PRIu64 ", %" PRIu64
                           "] leave the file, which has %" PRIu64
                           " bytes of data; it may be truncated, download it again",
-                          reader->file->name, entry->key, begin, end, reader->data_bytes);
+                          reader->file->name, reader->name, begin, end, reader->data_bytes);
     if (end - begin != tensor->bytes)
         return model_fail(reader->error, KVF_CORRUPT,
                           "%s: tensor %.120s: data_offsets span %" PRIu64
                           " bytes, but its shape and dtype need %" PRIu64,
-                          reader->file->name, entry->key, end - begin, tensor->bytes);
+                          reader->file->name, reader->name, end - begin, tensor->bytes);
     tensor->data = reader->file->bytes.bytes + reader->data_start + begin;
     if ((uintptr_t)tensor->data % reader->element != 0)
         return model_fail(reader->error, KVF_UNSUPPORTED,
                           "%s: tensor %.120s starts at byte %" PRIu64
                           ", which is not a multiple of its element size; save the file again with "
                           "the safetensors library, which aligns tensors",
-                          reader->file->name, entry->key, reader->data_start + begin);
+                          reader->file->name, reader->name, reader->data_start + begin);
     return KVF_OK;
 }
 
-static kvf_status read_tensor(tensor_reader *reader, const json_value *entry, weight_entry *out)
+static kvf_status read_tensor(tensor_reader *reader, json_t *entry, weight_entry *out)
 {
     kvf_tensor *tensor = &out->tensor;
-    if (entry->kind != JSON_OBJECT)
+    if (!json_is_object(entry))
         return model_fail(reader->error, KVF_CORRUPT, "%s: tensor %.120s is %s, not an object",
-                          reader->file->name, entry->key, json_kind_name(entry));
-    if (strlen(entry->key) != entry->key_size)
-        return model_fail(reader->error, KVF_CORRUPT,
-                          "%s: tensor %.120s has a zero byte in its name", reader->file->name,
-                          entry->key);
-    *out = (weight_entry){.tensor.name = entry->key};
+                          reader->file->name, reader->name, json_kind_name(entry));
+    *out = (weight_entry){.tensor.name = reader->name};
     KVF_TRY(read_dtype(reader, entry, &tensor->dtype));
     reader->element = (uint32_t)kvf_dtype_bytes(tensor->dtype);
     KVF_TRY(read_shape(reader, entry, tensor));
@@ -151,18 +146,23 @@ static kvf_status read_header(kvf_weights *weights, weight_file *file, kvf_error
                           file->name, header_bytes, file->bytes.size, HEADER_BYTES_MAX);
     KVF_TRY(
         json_parse(file->bytes.bytes + 8, (size_t)header_bytes, file->name, &file->header, error));
-    const json_value *root = json_root(file->header);
-    if (root->kind != JSON_OBJECT)
+    json_t *root = file->header;
+    if (!json_is_object(root))
         return model_fail(error, KVF_CORRUPT, "%s: the header is %s, not an object", file->name,
                           json_kind_name(root));
-    KVF_TRY(weights_reserve(weights, root->size, error));
+    KVF_TRY(weights_reserve(weights, json_object_size(root), error));
     tensor_reader reader = {.file = file,
                             .data_start = 8 + header_bytes,
                             .data_bytes = file->bytes.size - 8 - header_bytes,
                             .error = error};
-    for (const json_value *entry = json_first(root); entry; entry = json_next(root, entry)) {
-        if (strcmp(entry->key, "__metadata__") == 0)
+    json_t *entry;
+    size_t size;
+    json_object_keylen_foreach (root, reader.name, size, entry) {
+        if (strcmp(reader.name, "__metadata__") == 0)
             continue;
+        if (strlen(reader.name) != size)
+            return model_fail(error, KVF_CORRUPT, "%s: tensor %.120s has a zero byte in its name",
+                              file->name, reader.name);
         KVF_TRY(read_tensor(&reader, entry, &weights->entries[weights->count]));
         weights->count++;
     }
@@ -197,19 +197,19 @@ static kvf_status read_files(kvf_weights *weights, kvf_error *error)
 
 /* ---- shards ---- */
 
-static kvf_status check_shard_name(const json_value *shard, const char *index_path,
+static kvf_status check_shard_name(const char *tensor, const char *shard, const char *index_path,
                                    kvf_error *error)
 {
-    if (shard->kind != JSON_STRING || shard->size == 0 || strlen(shard->as.string) != shard->size)
+    if (!shard || !shard[0])
         return model_fail(error, KVF_CORRUPT, "%s: weight_map: tensor %.120s has no file name",
-                          index_path, shard->key);
-    if (strchr(shard->as.string, '/') || strchr(shard->as.string, '\\') ||
-        strcmp(shard->as.string, ".") == 0 || strcmp(shard->as.string, "..") == 0)
+                          index_path, tensor);
+    if (strchr(shard, '/') || strchr(shard, '\\') || strcmp(shard, ".") == 0 ||
+        strcmp(shard, "..") == 0)
         return model_fail(
             error, KVF_CORRUPT,
             "%s: weight_map: tensor %.120s is in \"%.120s\", which leaves the model's "
             "directory; only plain file names are allowed",
-            index_path, shard->key, shard->as.string);
+            index_path, tensor, shard);
     return KVF_OK;
 }
 
@@ -222,40 +222,46 @@ static weight_file *find_shard(const kvf_weights *weights, const char *name)
 }
 
 /* The distinct shards, in the order of the index. */
-static kvf_status list_shards(kvf_weights *weights, const char *directory, const json_value *map,
+static kvf_status list_shards(kvf_weights *weights, const char *directory, json_t *map,
                               const char *index_path, kvf_error *error)
 {
     char path[MODEL_PATH_BYTES];
-    KVF_TRY(reserve_files(weights, map->size < FILES_MAX ? map->size : FILES_MAX, error));
-    for (const json_value *shard = json_first(map); shard; shard = json_next(map, shard)) {
-        KVF_TRY(check_shard_name(shard, index_path, error));
-        if (find_shard(weights, shard->as.string))
+    const size_t tensors = json_object_size(map);
+    const char *tensor;
+    json_t *file;
+    KVF_TRY(reserve_files(weights, tensors < FILES_MAX ? tensors : FILES_MAX, error));
+    json_object_foreach (map, tensor, file) {
+        const char *shard = json_plain_text(file);
+        KVF_TRY(check_shard_name(tensor, shard, index_path, error));
+        if (find_shard(weights, shard))
             continue;
         if (weights->files_count == FILES_MAX)
             return model_fail(error, KVF_UNSUPPORTED, "%s names more than %u files", index_path,
                               FILES_MAX);
-        KVF_TRY(add_file(weights, model_path(path, directory, shard->as.string), error));
+        KVF_TRY(add_file(weights, model_path(path, directory, shard), error));
     }
     return KVF_OK;
 }
 
 /* Every tensor of the map must be in the shard that the map says; shards may not hold others. */
-static kvf_status check_map(const kvf_weights *weights, const json_value *map,
-                            const char *index_path, kvf_error *error)
+static kvf_status check_map(const kvf_weights *weights, json_t *map, const char *index_path,
+                            kvf_error *error)
 {
-    for (const json_value *shard = json_first(map); shard; shard = json_next(map, shard)) {
-        const weight_file *file = find_shard(weights, shard->as.string);
-        const kvf_tensor *tensor =
-            strlen(shard->key) == shard->key_size ? kvf_weights_get(weights, shard->key) : NULL;
+    const char *name;
+    size_t size;
+    json_t *shard;
+    json_object_keylen_foreach (map, name, size, shard) {
+        const weight_file *file = find_shard(weights, json_string_value(shard));
+        const kvf_tensor *tensor = strlen(name) == size ? kvf_weights_get(weights, name) : NULL;
         if (!tensor || (uintptr_t)tensor->data - (uintptr_t)file->bytes.bytes > file->bytes.size)
             return model_fail(error, KVF_CORRUPT,
                               "%s: tensor %.120s is not in %.120s, where weight_map says it is",
-                              index_path, shard->key, shard->as.string);
+                              index_path, name, json_string_value(shard));
     }
-    if (weights->count != map->size)
+    if (weights->count != json_object_size(map))
         return model_fail(error, KVF_CORRUPT,
-                          "%s: weight_map lists %u tensors, but the files hold %zu", index_path,
-                          map->size, weights->count);
+                          "%s: weight_map lists %zu tensors, but the files hold %zu", index_path,
+                          json_object_size(map), weights->count);
     return KVF_OK;
 }
 
@@ -271,10 +277,10 @@ static kvf_status map_shard(weight_file *file, const char *index_path, kvf_error
     return KVF_SYSTEM;
 }
 
-static kvf_status open_shards(kvf_weights *weights, const char *directory, const json_value *map,
+static kvf_status open_shards(kvf_weights *weights, const char *directory, json_t *map,
                               const char *index_path, kvf_error *error)
 {
-    if (!map || map->kind != JSON_OBJECT || map->size == 0)
+    if (json_object_size(map) == 0)
         return model_fail(error, KVF_CORRUPT, "%s: weight_map is %s, not an object with tensors",
                           index_path, json_kind_name(map));
     KVF_TRY(list_shards(weights, directory, map, index_path, error));
@@ -288,14 +294,13 @@ static kvf_status open_index(kvf_weights *weights, const char *directory, const 
                              kvf_error *error)
 {
     kvf_text text;
-    json_document *index = NULL;
+    json_t *index = NULL;
     KVF_TRY(model_read_file(path, INDEX_BYTES_MAX, &text, error));
     kvf_status status = json_parse(text.bytes, text.size, path, &index, error);
     kvf_text_free(&text);
     if (status == KVF_OK)
-        status =
-            open_shards(weights, directory, json_get(json_root(index), "weight_map"), path, error);
-    json_free(index);
+        status = open_shards(weights, directory, json_object_get(index, "weight_map"), path, error);
+    json_decref(index);
     return status;
 }
 

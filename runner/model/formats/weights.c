@@ -212,7 +212,7 @@ void kvf_weights_close(kvf_weights *weights)
         if (weights->entries[i].has_own)
             model_free((void *)(uintptr_t)weights->entries[i].tensor.data);
     for (size_t i = 0; i < weights->files_count; i++) {
-        json_free(weights->files[i].header);
+        json_decref(weights->files[i].header);
         model_unmap(&weights->files[i].bytes);
         model_free(weights->files[i].name);
     }

@@ -20,8 +20,8 @@
 /* A file of a directory. */
 typedef struct weight_file {
     model_mapping bytes;
-    char *name;            /* of the shard's path or of the image, for messages */
-    json_document *header; /* owns the names of its tensors */
+    char *name;     /* of the shard's path or of the image, for messages */
+    json_t *header; /* owns the names of its tensors */
 } weight_file;
 
 typedef struct weight_entry weight_entry;

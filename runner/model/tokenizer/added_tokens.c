@@ -37,13 +37,13 @@ static kvf_status check_id(const added_tokens *self, const added_token *token,
     return KVF_OK;
 }
 
-static kvf_status read_token(added_tokens *self, const json_value *entry,
-                             const token_vocabulary *vocabulary, kvf_error *error)
+static kvf_status read_token(added_tokens *self, json_t *entry, const token_vocabulary *vocabulary,
+                             kvf_error *error)
 {
-    const json_value *content = json_get(entry, "content");
-    const json_value *id = json_get(entry, "id");
-    if (!content || content->kind != JSON_STRING || content->size == 0 || !id ||
-        id->kind != JSON_INTEGER || id->as.integer >= UINT32_MAX)
+    json_t *content = json_object_get(entry, "content");
+    const size_t size = json_string_length(content);
+    uint64_t id;
+    if (size == 0 || !json_is_whole(json_object_get(entry, "id"), UINT32_MAX - 1, &id))
         return model_fail(
             error, KVF_CORRUPT,
             "tokenizer.json: added_tokens[%zu] needs a content that is not empty and an "
@@ -56,9 +56,9 @@ static kvf_status read_token(added_tokens *self, const json_value *entry,
     snprintf(what, sizeof what, "tokenizer.json: added_tokens[%zu]", self->count);
     KVF_TRY(json_check_keys(entry, what, known, error));
     added_token *token = &self->list[self->count];
-    *token = (added_token){.size = content->size, .id = (uint32_t)id->as.integer};
+    *token = (added_token){.size = (uint32_t)size, .id = (uint32_t)id};
     KVF_TRY(
-        model_copy_text(content->as.string, content->size, "an added token", &token->text, error));
+        model_copy_text(json_string_value(content), size, "an added token", &token->text, error));
     const kvf_status status = check_id(self, token, vocabulary, error);
     self->count++;
     KVF_TRY(status);
@@ -117,27 +117,30 @@ static kvf_status make_patterns(added_tokens *self, bool normalized, bool nfc, k
     return KVF_OK;
 }
 
-static kvf_status read_all(added_tokens *self, const json_value *array,
-                           const token_vocabulary *vocabulary, bool nfc, kvf_error *error)
+static kvf_status read_all(added_tokens *self, json_t *array, const token_vocabulary *vocabulary,
+                           bool nfc, kvf_error *error)
 {
-    for (const json_value *entry = json_first(array); entry; entry = json_next(array, entry))
+    json_t *entry;
+    size_t i;
+    json_array_foreach (array, i, entry)
         KVF_TRY(read_token(self, entry, vocabulary, error));
     KVF_TRY(make_patterns(self, false, nfc, error));
     return make_patterns(self, true, nfc, error);
 }
 
-kvf_status added_tokens_create(added_tokens *self, const json_value *array,
+kvf_status added_tokens_create(added_tokens *self, json_t *array,
                                const token_vocabulary *vocabulary, bool nfc, kvf_error *error)
 {
     *self = (added_tokens){0};
-    if (!array || array->kind == JSON_NULL)
+    if (!array || json_is_null(array))
         return KVF_OK;
-    if (array->kind != JSON_ARRAY)
+    if (!json_is_array(array))
         return model_fail(error, KVF_CORRUPT, "tokenizer.json: added_tokens is %s, not an array",
                           json_kind_name(array));
-    self->list = model_alloc_zero(array->size, sizeof *self->list);
+    self->list = model_alloc_zero(json_array_size(array), sizeof *self->list);
     if (!self->list)
-        return model_out_of_memory(error, array->size * sizeof *self->list, "added tokens");
+        return model_out_of_memory(error, json_array_size(array) * sizeof *self->list,
+                                   "added tokens");
     kvf_status status = read_all(self, array, vocabulary, nfc, error);
     if (status != KVF_OK)
         added_tokens_destroy(self);

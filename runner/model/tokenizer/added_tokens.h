@@ -40,7 +40,7 @@ typedef struct added_tokens {
 } added_tokens;
 
 /** From the "added_tokens" array. @p nfc: patterns of normalized tokens are in it. */
-KVF_CHECKED kvf_status added_tokens_create(added_tokens *self, const json_value *array,
+KVF_CHECKED kvf_status added_tokens_create(added_tokens *self, json_t *array,
                                            const token_vocabulary *vocabulary, bool nfc,
                                            kvf_error *error);
 void added_tokens_destroy(added_tokens *self);

@@ -38,22 +38,23 @@ typedef struct merge_text {
 } merge_text;
 
 /* "left right", or ["left", "right"]. */
-static bool split_merge(const json_value *merge, merge_text *out)
+static bool split_merge(json_t *merge, merge_text *out)
 {
-    if (merge->kind == JSON_ARRAY) {
-        const json_value *left = merge + 1;
-        if (merge->size != 2 || left->kind != JSON_STRING || left[1].kind != JSON_STRING)
-            return false;
-        *out = (merge_text){left->as.string, left[1].as.string, left->size, left[1].size};
-        return true;
+    if (json_is_array(merge)) {
+        const json_t *left = json_array_get(merge, 0), *right = json_array_get(merge, 1);
+        *out = (merge_text){json_string_value(left), json_string_value(right),
+                            json_string_length(left), json_string_length(right)};
+        return json_array_size(merge) == 2 && out->left && out->right;
     }
-    if (merge->kind != JSON_STRING)
+    if (!json_is_string(merge))
         return false;
-    const char *space = memchr(merge->as.string, ' ', merge->size);
+    const char *left = json_string_value(merge);
+    const size_t size = json_string_length(merge);
+    const char *space = memchr(left, ' ', size);
     if (!space)
         return false;
-    size_t left_size = (size_t)(space - merge->as.string);
-    *out = (merge_text){merge->as.string, space + 1, left_size, merge->size - left_size - 1};
+    const size_t left_size = (size_t)(space - left);
+    *out = (merge_text){left, space + 1, left_size, size - left_size - 1};
     return !memchr(out->right, ' ', out->right_size);
 }
 
@@ -65,7 +66,7 @@ static void insert_merge(bpe *self, bpe_merge merge)
     self->merges[slot] = merge; /* of two equal merges the later one counts, as in HF */
 }
 
-static kvf_status read_merge(bpe *self, const json_value *merge, uint32_t rank,
+static kvf_status read_merge(bpe *self, json_t *merge, uint32_t rank,
                              const token_vocabulary *vocabulary, kvf_text *joined, kvf_error *error)
 {
     merge_text text;
@@ -91,14 +92,14 @@ static kvf_status read_merge(bpe *self, const json_value *merge, uint32_t rank,
     return KVF_OK;
 }
 
-static kvf_status read_merges(bpe *self, const json_value *merges,
-                              const token_vocabulary *vocabulary, kvf_error *error)
+static kvf_status read_merges(bpe *self, json_t *merges, const token_vocabulary *vocabulary,
+                              kvf_error *error)
 {
-    if (!merges || merges->kind != JSON_ARRAY)
+    if (!json_is_array(merges))
         return model_fail(error, KVF_CORRUPT, "tokenizer.json: model.merges is %s, not an array",
                           json_kind_name(merges));
     self->slots = 16;
-    while (self->slots < (size_t)merges->size * 2)
+    while (self->slots < json_array_size(merges) * 2)
         self->slots *= 2;
     self->merges = model_alloc(self->slots * sizeof *self->merges);
     if (!self->merges)
@@ -106,10 +107,13 @@ static kvf_status read_merges(bpe *self, const json_value *merges,
     memset(self->merges, 0xff, self->slots * sizeof *self->merges);
     kvf_text joined = {0};
     kvf_status status = KVF_OK;
-    uint32_t rank = 0;
-    for (const json_value *merge = json_first(merges); merge && status == KVF_OK;
-         merge = json_next(merges, merge))
-        status = read_merge(self, merge, rank++, vocabulary, &joined, error);
+    size_t rank;
+    json_t *merge;
+    json_array_foreach (merges, rank, merge) {
+        status = read_merge(self, merge, (uint32_t)rank, vocabulary, &joined, error);
+        if (status != KVF_OK)
+            break;
+    }
     kvf_text_free(&joined);
     return status;
 }
@@ -129,28 +133,28 @@ static uint32_t read_bytes(bpe *self, const token_vocabulary *vocabulary)
 
 /* Options that would change the ids; those that concern unknown bytes only count if there are any.
  */
-static kvf_status check_options(const json_value *model, uint32_t bytes_missing, kvf_error *error)
+static kvf_status check_options(json_t *model, uint32_t bytes_missing, kvf_error *error)
 {
     static const char *const of_unknown[] = {"unk_token", "byte_fallback"};
     static const char *const of_words[] = {"continuing_subword_prefix", "end_of_word_suffix"};
     char shown[96];
     for (size_t i = 0; i < 2 && bytes_missing != 0; i++) {
-        const json_value *value = json_get_set(model, of_unknown[i]);
-        if (value && value->kind != JSON_FALSE)
+        json_t *value = json_get_set(model, of_unknown[i]);
+        if (value && !json_is_false(value))
             return model_fail(error, KVF_UNSUPPORTED,
                               "tokenizer.json: model.%s is %s while %u bytes have no token; only "
                               "byte-level vocabularies are supported",
                               of_unknown[i], json_show(value, shown, sizeof shown), bytes_missing);
     }
     for (size_t i = 0; i < 2; i++) {
-        const json_value *value = json_get_set(model, of_words[i]);
-        if (value && !json_is_string(value, ""))
+        json_t *value = json_get_set(model, of_words[i]);
+        if (value && !json_is_text(value, ""))
             return model_fail(error, KVF_UNSUPPORTED,
                               "tokenizer.json: model.%s is %s; only null is supported", of_words[i],
                               json_show(value, shown, sizeof shown));
     }
-    const json_value *dropout = json_get_set(model, "dropout");
-    if (dropout && !(json_is_number(dropout) && json_number(dropout) == 0))
+    json_t *dropout = json_get_set(model, "dropout");
+    if (dropout && !(json_is_number(dropout) && json_number_value(dropout) == 0))
         return model_fail(error, KVF_UNSUPPORTED,
                           "tokenizer.json: model.dropout is %s; set it to null, encoding at random "
                           "is for training",
@@ -158,14 +162,15 @@ static kvf_status check_options(const json_value *model, uint32_t bytes_missing,
     return KVF_OK;
 }
 
-kvf_status bpe_create(bpe *self, const json_value *model, const token_vocabulary *vocabulary,
+kvf_status bpe_create(bpe *self, json_t *model, const token_vocabulary *vocabulary,
                       kvf_error *error)
 {
     *self = (bpe){0};
     KVF_TRY(check_options(model, read_bytes(self, vocabulary), error));
     KVF_TRY(json_read_flag(model, "tokenizer.json: model", "ignore_merges", false,
                            &self->ignore_merges, error));
-    const kvf_status status = read_merges(self, json_get(model, "merges"), vocabulary, error);
+    const kvf_status status =
+        read_merges(self, json_object_get(model, "merges"), vocabulary, error);
     if (status != KVF_OK)
         bpe_destroy(self);
     return status;

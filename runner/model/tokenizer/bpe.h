@@ -31,8 +31,7 @@ typedef struct token_vocabulary {
 } token_vocabulary;
 
 /** From an object {spelling: id, …}. On failure nothing stays allocated. */
-KVF_CHECKED kvf_status vocabulary_create(token_vocabulary *self, const json_value *object,
-                                         kvf_error *error);
+KVF_CHECKED kvf_status vocabulary_create(token_vocabulary *self, json_t *object, kvf_error *error);
 void vocabulary_destroy(token_vocabulary *self);
 
 /** @return the id, or VOCABULARY_NONE */
@@ -117,8 +116,8 @@ typedef struct bpe_scratch {
 } bpe_scratch;
 
 /** From the "model" object of tokenizer.json, whose vocabulary is read already. */
-KVF_CHECKED kvf_status bpe_create(bpe *self, const json_value *model,
-                                  const token_vocabulary *vocabulary, kvf_error *error);
+KVF_CHECKED kvf_status bpe_create(bpe *self, json_t *model, const token_vocabulary *vocabulary,
+                                  kvf_error *error);
 void bpe_destroy(bpe *self);
 
 /** Append the ids of one word of raw bytes. size < 2^30. */

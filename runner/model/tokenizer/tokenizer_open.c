@@ -17,15 +17,15 @@ kvf_status kvf_tokenizer_parse(const char *json, size_t bytes, kvf_tokenizer **o
                                kvf_error *error)
 {
     *out = NULL;
-    json_document *document;
+    json_t *document;
     KVF_TRY(json_parse(json, bytes, "tokenizer.json", &document, error));
     kvf_tokenizer *tokenizer = model_alloc_zero(1, sizeof *tokenizer);
     if (!tokenizer) {
-        json_free(document);
+        json_decref(document);
         return model_out_of_memory(error, sizeof *tokenizer, "the tokenizer");
     }
-    const kvf_status status = tokenizer_read(tokenizer, json_root(document), error);
-    json_free(document);
+    const kvf_status status = tokenizer_read(tokenizer, document, error);
+    json_decref(document);
     if (status != KVF_OK) {
         kvf_tokenizer_close(tokenizer);
         return status;
@@ -54,14 +54,14 @@ static kvf_status read_flags(const char *model, kvf_tokenizer *tokenizer, kvf_er
 {
     static const char config[] = "tokenizer_config.json";
     kvf_text text;
-    json_document *document = NULL;
+    json_t *document = NULL;
     if (!model_has_part(model, config))
         return KVF_OK;
     KVF_TRY(model_read_part(model, config, TOKENIZER_BYTES_MAX, &text, error));
     kvf_status status = json_parse(text.bytes, text.size, config, &document, error);
     if (status == KVF_OK)
-        status = tokenizer_read_flags(tokenizer, json_root(document), error);
-    json_free(document);
+        status = tokenizer_read_flags(tokenizer, document, error);
+    json_decref(document);
     kvf_text_free(&text);
     return status;
 }

@@ -35,11 +35,10 @@ struct kvf_tokenizer {
 };
 
 /** Fill a zeroed tokenizer. The caller closes it on failure. */
-KVF_CHECKED kvf_status tokenizer_read(kvf_tokenizer *tokenizer, const json_value *root,
-                                      kvf_error *error);
+KVF_CHECKED kvf_status tokenizer_read(kvf_tokenizer *tokenizer, json_t *root, kvf_error *error);
 
 /** The flags of tokenizer_config.json, over what was read. */
-KVF_CHECKED kvf_status tokenizer_read_flags(kvf_tokenizer *tokenizer, const json_value *root,
+KVF_CHECKED kvf_status tokenizer_read_flags(kvf_tokenizer *tokenizer, json_t *root,
                                             kvf_error *error);
 
 #endif

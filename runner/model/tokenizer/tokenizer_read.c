@@ -20,19 +20,19 @@
 
 typedef struct part_field {
     const char *part; /* for messages */
-    const json_value *object;
+    json_t *object;
 } part_field;
 
-static part_field part_of(const json_value *root, const char *what, const char *field)
+static part_field part_of(json_t *root, const char *what, const char *field)
 {
-    return (part_field){what, json_get(root, field)};
+    return (part_field){what, json_object_get(root, field)};
 }
 
 static kvf_status unsupported(part_field part, const char *field, const char *fix, kvf_error *error)
 {
     char shown[96];
     return model_fail(error, KVF_UNSUPPORTED, "%s.%s is %s; %s", part.part, field,
-                      json_show(json_get(part.object, field), shown, sizeof shown), fix);
+                      json_show(json_object_get(part.object, field), shown, sizeof shown), fix);
 }
 
 static kvf_status check_fields(part_field part, const char *const *known, kvf_error *error)
@@ -52,17 +52,19 @@ typedef kvf_status (*read_part_fn)(kvf_tokenizer *tokenizer, part_field part, kv
 static kvf_status read_sequence(kvf_tokenizer *tokenizer, part_field part, const char *list_field,
                                 read_part_fn read, kvf_error *error)
 {
-    if (!part.object || part.object->kind == JSON_NULL)
+    if (!part.object || json_is_null(part.object))
         return KVF_OK;
-    if (!json_is_string(json_get(part.object, "type"), "Sequence"))
+    if (!json_is_text(json_object_get(part.object, "type"), "Sequence"))
         return read(tokenizer, part, error);
     const char *const known[] = {"type", list_field, NULL};
     KVF_TRY(check_fields(part, known, error));
-    const json_value *list = json_get(part.object, list_field);
-    if (!list || list->kind != JSON_ARRAY)
+    json_t *list = json_object_get(part.object, list_field);
+    if (!json_is_array(list))
         return model_fail(error, KVF_CORRUPT, "%s.%s is %s, not an array", part.part, list_field,
                           json_kind_name(list));
-    for (const json_value *member = json_first(list); member; member = json_next(list, member))
+    json_t *member;
+    size_t i;
+    json_array_foreach (list, i, member)
         KVF_TRY(read(tokenizer, (part_field){part.part, member}, error));
     return KVF_OK;
 }
@@ -73,7 +75,7 @@ static kvf_status read_normalizer(kvf_tokenizer *tokenizer, part_field part, kvf
 {
     static const char *const fields[] = {"type", NULL};
     KVF_TRY(check_fields(part, fields, error));
-    if (!json_is_string(json_get(part.object, "type"), "NFC"))
+    if (!json_is_text(json_object_get(part.object, "type"), "NFC"))
         return unsupported(part, "type", "NFC is supported", error);
     tokenizer->nfc = true;
     return KVF_OK;
@@ -105,13 +107,13 @@ static kvf_status read_split(kvf_tokenizer *tokenizer, part_field part, kvf_erro
     KVF_TRY(read_flag(part, "invert", false, &invert, error));
     if (invert)
         return unsupported(part, "invert", "only false is supported", error);
-    if (!json_is_string(json_get(part.object, "behavior"), "Isolated"))
+    if (!json_is_text(json_object_get(part.object, "behavior"), "Isolated"))
         return unsupported(part, "behavior", "Isolated is supported", error);
-    const json_value *pattern = json_get(part.object, "pattern");
-    const json_value *regex = json_get(pattern, "Regex");
-    if (!regex || pattern->size != 1 || regex->kind != JSON_STRING)
+    json_t *pattern = json_object_get(part.object, "pattern");
+    json_t *regex = json_object_get(pattern, "Regex");
+    if (json_object_size(pattern) != 1 || !json_is_string(regex))
         return unsupported(part, "pattern", "{\"Regex\": …} is supported", error);
-    return add_step(tokenizer, regex->as.string, regex->size, error);
+    return add_step(tokenizer, json_string_value(regex), json_string_length(regex), error);
 }
 
 /* Digits and numbers of every script stand alone, one by one or as they follow each other. */
@@ -147,14 +149,14 @@ static kvf_status read_byte_level(kvf_tokenizer *tokenizer, part_field part, kvf
 static kvf_status read_pre_tokenizer(kvf_tokenizer *tokenizer, part_field part, kvf_error *error)
 {
     static const char *const known[] = {"type", NULL};
-    const json_value *type = json_get(part.object, "type");
-    if (json_is_string(type, "Split"))
+    json_t *type = json_object_get(part.object, "type");
+    if (json_is_text(type, "Split"))
         return read_split(tokenizer, part, error);
-    if (json_is_string(type, "ByteLevel"))
+    if (json_is_text(type, "ByteLevel"))
         return read_byte_level(tokenizer, part, error);
-    if (json_is_string(type, "Digits"))
+    if (json_is_text(type, "Digits"))
         return read_digits(tokenizer, part, error);
-    if (part.object->kind == JSON_OBJECT && !json_is_string(type, "WhitespaceSplit"))
+    if (json_is_object(part.object) && !json_is_text(type, "WhitespaceSplit"))
         return unsupported(part, "type",
                            "Sequence, Split, Digits, ByteLevel and WhitespaceSplit are supported",
                            error);
@@ -168,14 +170,14 @@ static kvf_status read_word_level(kvf_tokenizer *tokenizer, part_field part, kvf
 {
     static const char *const known[] = {"type", "vocab", "unk_token", NULL};
     KVF_TRY(check_fields(part, known, error));
-    const json_value *unknown = json_get_set(part.object, "unk_token");
-    if (unknown && unknown->kind != JSON_STRING)
+    json_t *unknown = json_get_set(part.object, "unk_token");
+    if (unknown && !json_is_string(unknown))
         return model_fail(error, KVF_CORRUPT, "tokenizer.json: model.unk_token is %s, not a string",
                           json_kind_name(unknown));
     tokenizer->unknown_id = VOCABULARY_NONE;
     if (unknown)
-        tokenizer->unknown_id =
-            vocabulary_find(&tokenizer->vocabulary, unknown->as.string, unknown->size);
+        tokenizer->unknown_id = vocabulary_find(&tokenizer->vocabulary, json_string_value(unknown),
+                                                json_string_length(unknown));
     return KVF_OK;
 }
 
@@ -205,47 +207,51 @@ static kvf_status read_bpe(kvf_tokenizer *tokenizer, part_field part, kvf_error 
 
 static kvf_status read_model(kvf_tokenizer *tokenizer, part_field part, kvf_error *error)
 {
-    if (!part.object || part.object->kind != JSON_OBJECT)
+    if (!json_is_object(part.object))
         return model_fail(error, KVF_CORRUPT, "tokenizer.json: model is %s, not an object",
                           json_kind_name(part.object));
-    const json_value *type = json_get(part.object, "type");
-    bool word_level = json_is_string(type, "WordLevel");
-    if (!word_level && !json_is_string(type, "BPE"))
+    json_t *type = json_object_get(part.object, "type");
+    bool word_level = json_is_text(type, "WordLevel");
+    if (!word_level && !json_is_text(type, "BPE"))
         return unsupported(
             part, "type", "BPE and WordLevel are supported, so use another model or give token ids",
             error);
-    KVF_TRY(vocabulary_create(&tokenizer->vocabulary, json_get(part.object, "vocab"), error));
+    KVF_TRY(
+        vocabulary_create(&tokenizer->vocabulary, json_object_get(part.object, "vocab"), error));
     return word_level ? read_word_level(tokenizer, part, error) : read_bpe(tokenizer, part, error);
 }
 
 /* ---- post-processor ---- */
 
 /* Append the ids that special_tokens gives for a name. */
-static kvf_status add_frame(kvf_tokenizer *tokenizer, const json_value *specials,
-                            const json_value *name, bool before, kvf_error *error)
+static kvf_status add_frame(kvf_tokenizer *tokenizer, json_t *specials, json_t *name, bool before,
+                            kvf_error *error)
 {
-    if (!name || name->kind != JSON_STRING)
+    if (!json_is_string(name))
         return model_fail(error, KVF_CORRUPT,
                           "tokenizer.json: post_processor.single: a SpecialToken has no id");
-    const json_value *ids = json_get(json_get(specials, name->as.string), "ids");
-    if (!ids || ids->kind != JSON_ARRAY)
+    json_t *ids = json_object_get(json_object_get(specials, json_string_value(name)), "ids");
+    if (!json_is_array(ids))
         return model_fail(error, KVF_CORRUPT,
                           "tokenizer.json: post_processor.special_tokens does not give the ids of "
                           "\"%.80s\"",
-                          name->as.string);
-    for (const json_value *id = json_first(ids); id; id = json_next(ids, id)) {
+                          json_string_value(name));
+    json_t *item;
+    size_t i;
+    json_array_foreach (ids, i, item) {
+        uint64_t id;
         size_t *count = before ? &tokenizer->prefix_count : &tokenizer->suffix_count;
-        if (id->kind != JSON_INTEGER || id->as.integer >= tokenizer->size)
+        if (!json_is_whole(item, UINT32_MAX, &id) || id >= tokenizer->size)
             return model_fail(
                 error, KVF_CORRUPT,
                 "tokenizer.json: post_processor.special_tokens: \"%.80s\" has an id that "
                 "no token has",
-                name->as.string);
+                json_string_value(name));
         if (*count == TOKENIZER_FRAME_MAX)
             return model_fail(error, KVF_UNSUPPORTED,
                               "tokenizer.json: post_processor.single adds more than %u tokens",
                               TOKENIZER_FRAME_MAX);
-        (before ? tokenizer->prefix : tokenizer->suffix)[(*count)++] = (uint32_t)id->as.integer;
+        (before ? tokenizer->prefix : tokenizer->suffix)[(*count)++] = (uint32_t)id;
     }
     return KVF_OK;
 }
@@ -254,8 +260,8 @@ static kvf_status read_template(kvf_tokenizer *tokenizer, part_field part, kvf_e
 {
     static const char *const known[] = {"type", "single", "pair", "special_tokens", NULL};
     KVF_TRY(check_fields(part, known, error));
-    const json_value *single = json_get(part.object, "single");
-    if (!single || single->kind != JSON_ARRAY)
+    json_t *single = json_object_get(part.object, "single");
+    if (!json_is_array(single))
         return model_fail(error, KVF_CORRUPT,
                           "tokenizer.json: post_processor.single is %s, not an array",
                           json_kind_name(single));
@@ -263,13 +269,15 @@ static kvf_status read_template(kvf_tokenizer *tokenizer, part_field part, kvf_e
         return model_fail(error, KVF_UNSUPPORTED,
                           "tokenizer.json: post_processor: TemplateProcessing is there twice");
     bool seen = false;
-    for (const json_value *piece = json_first(single); piece; piece = json_next(single, piece)) {
-        const json_value *special = json_get(piece, "SpecialToken");
-        const json_value *sequence = json_get(piece, "Sequence");
+    json_t *piece;
+    size_t i;
+    json_array_foreach (single, i, piece) {
+        json_t *special = json_object_get(piece, "SpecialToken");
+        json_t *sequence = json_object_get(piece, "Sequence");
         if (special) {
-            KVF_TRY(add_frame(tokenizer, json_get(part.object, "special_tokens"),
-                              json_get(special, "id"), !seen, error));
-        } else if (json_is_string(json_get(sequence, "id"), "A") && !seen) {
+            KVF_TRY(add_frame(tokenizer, json_object_get(part.object, "special_tokens"),
+                              json_object_get(special, "id"), !seen, error));
+        } else if (json_is_text(json_object_get(sequence, "id"), "A") && !seen) {
             seen = true;
         } else {
             return unsupported(part, "single", "special tokens around one sequence A are supported",
@@ -283,10 +291,10 @@ static kvf_status read_post_processor(kvf_tokenizer *tokenizer, part_field part,
 {
     static const char *const offsets[] = {"type", "add_prefix_space", "trim_offsets", "use_regex",
                                           NULL};
-    const json_value *type = json_get(part.object, "type");
-    if (json_is_string(type, "TemplateProcessing"))
+    json_t *type = json_object_get(part.object, "type");
+    if (json_is_text(type, "TemplateProcessing"))
         return read_template(tokenizer, part, error);
-    if (json_is_string(type, "ByteLevel") || part.object->kind != JSON_OBJECT)
+    if (json_is_text(type, "ByteLevel") || !json_is_object(part.object))
         return check_fields(part, offsets,
                             error); /* changes offsets, which are not computed here */
     return unsupported(part, "type", "Sequence, TemplateProcessing and ByteLevel are supported",
@@ -299,10 +307,10 @@ static kvf_status read_decoder(kvf_tokenizer *tokenizer, part_field part, kvf_er
 {
     static const char *const known[] = {"type", "add_prefix_space", "trim_offsets", "use_regex",
                                         NULL};
-    if (!part.object || part.object->kind == JSON_NULL)
+    if (!part.object || json_is_null(part.object))
         return KVF_OK;
-    if (part.object->kind == JSON_OBJECT &&
-        !json_is_string(json_get(part.object, "type"), "ByteLevel"))
+    if (json_is_object(part.object) &&
+        !json_is_text(json_object_get(part.object, "type"), "ByteLevel"))
         return unsupported(part, "type", "ByteLevel and null are supported", error);
     tokenizer->byte_level_decoder = true;
     return check_fields(part, known, error);
@@ -336,13 +344,13 @@ static kvf_status check_whole(part_field root, kvf_error *error)
         return unsupported(root, "truncation", "set it to null", error);
     if (json_get_set(root.object, "padding"))
         return unsupported(root, "padding", "set it to null", error);
-    const json_value *version = json_get_set(root.object, "version");
-    if (version && !json_is_string(version, "1.0"))
+    json_t *version = json_get_set(root.object, "version");
+    if (version && !json_is_text(version, "1.0"))
         return unsupported(root, "version", "1.0 is supported", error);
     return KVF_OK;
 }
 
-kvf_status tokenizer_read(kvf_tokenizer *tokenizer, const json_value *root, kvf_error *error)
+kvf_status tokenizer_read(kvf_tokenizer *tokenizer, json_t *root, kvf_error *error)
 {
     const part_field normalizer = part_of(root, "tokenizer.json: normalizer", "normalizer");
     const part_field splits = part_of(root, "tokenizer.json: pre_tokenizer", "pre_tokenizer");
@@ -355,7 +363,7 @@ kvf_status tokenizer_read(kvf_tokenizer *tokenizer, const json_value *root, kvf_
         return model_fail(
             error, KVF_UNSUPPORTED,
             "tokenizer.json: WordLevel is supported without a ByteLevel pre_tokenizer");
-    KVF_TRY(added_tokens_create(&tokenizer->added, json_get(root, "added_tokens"),
+    KVF_TRY(added_tokens_create(&tokenizer->added, json_object_get(root, "added_tokens"),
                                 &tokenizer->vocabulary, tokenizer->nfc, error));
     KVF_TRY(index_added(tokenizer, error));
     KVF_TRY(read_sequence(tokenizer, frame, "processors", read_post_processor, error));
@@ -372,23 +380,22 @@ typedef struct frame_flag {
 
 /* Tokens that are put before or after a text: the token, if the flag is true; without it, if false.
  */
-static kvf_status read_frame_flag(kvf_tokenizer *tokenizer, const json_value *root, frame_flag f,
+static kvf_status read_frame_flag(kvf_tokenizer *tokenizer, json_t *root, frame_flag f,
                                   kvf_error *error)
 {
-    const json_value *flag = json_get_set(root, f.flag), *token = json_get_set(root, f.token);
+    json_t *flag = json_get_set(root, f.flag), *token = json_get_set(root, f.token);
     uint32_t id;
-    if (token && token->kind == JSON_OBJECT)
-        token = json_get(token, "content");
-    if (!flag || !token || token->kind != JSON_STRING ||
-        (flag->kind != JSON_TRUE && flag->kind != JSON_FALSE))
+    if (json_is_object(token))
+        token = json_object_get(token, "content");
+    if (!json_is_boolean(flag) || !json_is_string(token))
         return KVF_OK;
-    const bool adds = flag->kind == JSON_TRUE;
-    if (!kvf_tokenizer_find(tokenizer, token->as.string, &id))
+    const bool adds = json_is_true(flag);
+    if (!kvf_tokenizer_find(tokenizer, json_string_value(token), &id))
         return !adds ? KVF_OK
                      : model_fail(error, KVF_CORRUPT,
                                   "tokenizer_config.json: %s is \"%.80s\", which is no token of "
                                   "tokenizer.json, and %s is true; correct one of them",
-                                  f.token, token->as.string, f.flag);
+                                  f.token, json_string_value(token), f.flag);
     const bool added = *f.count == 1 && f.ids[0] == id;
     if (adds == added || (!adds && *f.count != 1))
         return KVF_OK;
@@ -399,11 +406,11 @@ static kvf_status read_frame_flag(kvf_tokenizer *tokenizer, const json_value *ro
              "%s%s of tokenizer_config.json is %s: texts get %s \"%.40s\", unlike what "
              "tokenizer.json says",
              used ? "; " : "", f.flag, adds ? "true" : "false", adds ? "a" : "no",
-             token->as.string);
+             json_string_value(token));
     return KVF_OK;
 }
 
-kvf_status tokenizer_read_flags(kvf_tokenizer *tokenizer, const json_value *root, kvf_error *error)
+kvf_status tokenizer_read_flags(kvf_tokenizer *tokenizer, json_t *root, kvf_error *error)
 {
     KVF_TRY(read_frame_flag(
         tokenizer, root,

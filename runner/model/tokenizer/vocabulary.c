@@ -20,42 +20,48 @@ uint32_t vocabulary_find(const token_vocabulary *self, const char *text, size_t 
 }
 
 /* Check the ids; count tokens, bytes and the largest id. */
-static kvf_status measure(token_vocabulary *self, const json_value *object, size_t *blob_bytes,
+static kvf_status measure(token_vocabulary *self, json_t *object, size_t *blob_bytes,
                           kvf_error *error)
 {
+    const size_t limit = json_object_size(object) + VOCABULARY_GAP_MAX;
+    const char *key;
+    size_t size;
+    json_t *entry;
+    uint64_t id;
     *blob_bytes = 0;
-    for (const json_value *entry = json_first(object); entry; entry = json_next(object, entry)) {
-        if (entry->kind != JSON_INTEGER ||
-            entry->as.integer >= (uint64_t)object->size + VOCABULARY_GAP_MAX)
+    json_object_keylen_foreach (object, key, size, entry) {
+        if (!json_is_whole(entry, limit - 1, &id))
             return model_fail(error, KVF_CORRUPT,
-                              "tokenizer.json: model.vocab: token \"%.80s\" needs an id below %llu",
-                              entry->key, (unsigned long long)object->size + VOCABULARY_GAP_MAX);
-        uint32_t id = (uint32_t)entry->as.integer;
+                              "tokenizer.json: model.vocab: token \"%.80s\" needs an id below %zu",
+                              key, limit);
         if (id >= self->size)
-            self->size = id + 1;
-        if (entry->key_size > self->longest)
-            self->longest = entry->key_size;
-        *blob_bytes += (size_t)entry->key_size + 1;
+            self->size = (uint32_t)id + 1;
+        if (size > self->longest)
+            self->longest = (uint32_t)size;
+        *blob_bytes += size + 1;
     }
-    self->count = object->size;
+    self->count = (uint32_t)json_object_size(object);
     return KVF_OK;
 }
 
-static kvf_status fill(token_vocabulary *self, const json_value *object, kvf_error *error)
+static kvf_status fill(token_vocabulary *self, json_t *object, kvf_error *error)
 {
     char *out = self->blob;
+    const char *key;
+    size_t size;
+    json_t *entry;
     memset(self->table, 0xff, self->slots * sizeof *self->table);
-    for (const json_value *entry = json_first(object); entry; entry = json_next(object, entry)) {
-        uint32_t id = (uint32_t)entry->as.integer;
+    json_object_keylen_foreach (object, key, size, entry) {
+        const uint32_t id = (uint32_t)json_number_value(entry);
         vocabulary_token *token = &self->tokens[id];
         if (token->text)
             return model_fail(
                 error, KVF_CORRUPT,
                 "tokenizer.json: model.vocab: \"%.80s\" and \"%.80s\" both have id %u", token->text,
-                entry->key, id);
-        memcpy(out, entry->key, (size_t)entry->key_size + 1);
-        *token = (vocabulary_token){.text = out, .size = entry->key_size};
-        out += (size_t)entry->key_size + 1;
+                key, id);
+        memcpy(out, key, size + 1);
+        *token = (vocabulary_token){.text = out, .size = (uint32_t)size};
+        out += size + 1;
         size_t slot = model_hash(token->text, token->size) & (self->slots - 1);
         while (self->table[slot] != VOCABULARY_NONE)
             slot = (slot + 1) & (self->slots - 1);
@@ -64,10 +70,10 @@ static kvf_status fill(token_vocabulary *self, const json_value *object, kvf_err
     return KVF_OK;
 }
 
-kvf_status vocabulary_create(token_vocabulary *self, const json_value *object, kvf_error *error)
+kvf_status vocabulary_create(token_vocabulary *self, json_t *object, kvf_error *error)
 {
     *self = (token_vocabulary){0};
-    if (!object || object->kind != JSON_OBJECT)
+    if (!json_is_object(object))
         return model_fail(error, KVF_CORRUPT, "tokenizer.json: model.vocab is %s, not an object",
                           json_kind_name(object));
     size_t blob_bytes;
