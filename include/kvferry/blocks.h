@@ -6,11 +6,11 @@
  * @file
  * Pages under the caller's block tables: for engines that number blocks themselves.
  *
- * An engine (a server with a scheduler and a prefix cache, as vLLM) gives every block of tokens an
- * id, shares blocks among requests, frees them and uses ids again. A kvf_blocks keeps the keys and
- * values of such blocks in host memory and attends as kvf_decode does; it knows ids, and no
- * sequences. There is nothing to create, free or announce: kvf_blocks_put writes content, and
- * invalidates copies on the device of the tokens that it writes.
+ * An engine (a server with a scheduler and a prefix cache, such as vLLM) gives every block of
+ * tokens an id, shares blocks among requests, frees them and uses ids again. A kvf_blocks keeps the
+ * keys and values of such blocks in host memory and attends as kvf_decode does. It handles ids and
+ * no sequences, so the engine creates, frees and announces nothing: kvf_blocks_put writes tokens,
+ * and invalidates copies of them on the device.
  *
  *     for each pass of the model, for each layer:
  *         kvf_blocks_put(blocks, &put, stream)                   all new tokens of the layer
@@ -20,13 +20,13 @@
  * Copies of pages on the device belong to blocks. Local window and sink of a row are in a *region*
  * of the device. A region may serve any row at any time. Its content is validated before every use:
  * it counts only if it came from the block that the row's table names, and if those tokens were not
- * written since. So a region that goes to another request costs misses, and never an answer.
+ * written since. So a region that moves to another request costs misses, but never changes an
+ * answer.
  *
- * Outputs of kvf_blocks_decode equal those of kvf_decode bit for bit for a sequence with the same
- * tokens and settings on the same device, for any ids, regions and resident pages. If pages are
- * quantized, outputs follow from the tokens alone, too, but differ from a sequence's: a token is
- * quantized when it is put, so that sink and local window are quantized as well, which a sequence
- * keeps as they came.
+ * kvf_blocks_decode gives the same bits as kvf_decode for a sequence with the same tokens and
+ * settings on the same device, for any ids, regions and resident pages. With quantized pages its
+ * output still depends on the tokens alone, but differs from a sequence's. Every token is quantized
+ * when it is put, including the sink and the local window, which a sequence keeps exact.
  *
  * The codes of a block (two bits per channel of every key) lie in memory of the caller, so that an
  * engine sees in its own cache what a block costs: see kvf_blocks_bind.
@@ -37,7 +37,7 @@
  * Calls run in the order of one stream; a caller with several streams orders them itself. One
  * thread at a time.
  *
- * A mistake in an array that is read on the device spoils its own row alone: see kvf_blocks_stats.
+ * A wrong value in an array on the device affects its own row alone: see kvf_blocks_stats.
  */
 
 #include <kvferry/kvferry.h>
@@ -56,15 +56,14 @@ typedef struct kvf_blocks_config {
     uint32_t on_demand;    /**< 1 = on the host device memory becomes resident as it is written,
                                 and the system may lack it then; 0 = all of it at once; default 0 */
     uint32_t reserved[5];  /**< 0; `cache` stays the last */
-    /** Geometry, budget and pages as of any cache. sequences_max = regions, and most rows of a
-     * call; tokens_max is of a row. select is DYNAMIC, FULL or STREAMING, digest CODES, transfer
-     * AUTO, MAPPED, or DIRECT where the device shares host memory. host_tokens_max,
-     * prefill_chunk_max and tokens_per_step_max are ignored: drafts are rows. Refused by name,
-     * because a kvf_blocks keeps no sequences: verify_interval, observe_window and disk_path.
-     * pages that are quantized: see above, and device_region_bytes of the plan. head_mask is
-     * read before return. A streaming head scores, fetches and keeps nothing but its first and
-     * newest tokens; blocks hold its tokens as those of other heads, so a table means the same
-     * to all. */
+    /** Geometry, budget and pages as for any cache. sequences_max is the number of regions, and
+     * the most rows of a call; tokens_max limits each row. select is DYNAMIC, FULL or STREAMING,
+     * digest CODES, transfer AUTO, MAPPED, or DIRECT if the device shares host memory.
+     * host_tokens_max, prefill_chunk_max and tokens_per_step_max are ignored: drafts are rows.
+     * verify_interval, observe_window and disk_path are refused by name, because a kvf_blocks
+     * keeps no sequences. For quantized pages see above, and device_region_bytes of the plan.
+     * head_mask is read before return. A streaming head scores, fetches and keeps only its first
+     * and newest tokens; blocks hold all of its tokens, so a table means the same to all heads. */
     kvf_cache_config cache;
 } kvf_blocks_config;
 
@@ -124,12 +123,12 @@ KVF_API void kvf_blocks_close(kvf_blocks *blocks);
 KVF_API const kvf_blocks_plan *kvf_blocks_memory(const kvf_blocks *blocks);
 
 /**
- * Say where the codes of a layer lie. Every layer is bound before it is used.
+ * Set where the codes of a layer lie. Bind every layer before it is used.
  *
- * Block b has code_bytes of the plan at codes + b * block_stride. The memory is the caller's and
- * stays until the layer is bound elsewhere or the handle is closed; only the library writes there.
- * Its bytes are not read before a put writes them. After a layer is bound to other memory its
- * blocks count as unwritten: the caller puts tokens before rows name them.
+ * The codes of block b are code_bytes (see the plan) at codes + b * block_stride. The memory is the
+ * caller's and stays until the layer is bound elsewhere or the handle is closed; only the library
+ * writes there. Its bytes are not read before a put writes them. After a layer is bound to other
+ * memory its blocks count as unwritten: the caller puts tokens before rows name them.
  *
  * @param codes         device memory, a multiple of 16
  * @param block_stride  bytes from block to block, at least code_bytes, a multiple of 16
@@ -140,23 +139,23 @@ KVF_API const kvf_blocks_plan *kvf_blocks_memory(const kvf_blocks *blocks);
 KVF_API KVF_CHECKED kvf_status kvf_blocks_bind(kvf_blocks *blocks, uint32_t layer, void *codes,
                                                size_t block_stride);
 
-/** Set the attention parameters of a layer; see kvf_cache_attention_params. Other than there, a
- * layer with tokens takes others, too: they hold for the calls that follow, because nothing of them
- * is in what was put. Call it before a capture: a capture keeps scale, cap and whether there are
+/** Set the attention parameters of a layer; see kvf_cache_attention_params. Unlike there, they may
+ * change while the layer holds tokens, because stored tokens do not depend on them; they apply to
+ * the calls that follow. Call it before a capture: a capture keeps scale, cap and whether there are
  * sinks, and reads the values of the layer's sinks at each replay. With sinks, steps of the layer
  * that were enqueued before must be done. */
 KVF_API KVF_CHECKED kvf_status kvf_blocks_attention_params(kvf_blocks *blocks, uint32_t layer,
                                                            const kvf_attention_params *params);
 
-/** New tokens of one layer. Rows of k are [kv_heads, head_dim], of v [kv_heads, value_dim],
- * contiguous. */
+/** New tokens of one layer. A token's key is [kv_heads, head_dim], its value [kv_heads, value_dim],
+ * both contiguous. */
 typedef struct kvf_blocks_put_args {
     uint32_t layer;
     uint32_t tokens;
-    const void *k;        /**< device: [tokens] rows, after RoPE */
-    const void *v;        /**< device: [tokens] rows */
-    size_t k_stride;      /**< elements from row to row; 0 = kv_heads * head_dim */
-    size_t v_stride;      /**< likewise, kv_heads * value_dim */
+    const void *k;        /**< device: [tokens] keys, after RoPE */
+    const void *v;        /**< device: [tokens] values */
+    size_t k_stride;      /**< elements from key to key; 0 = kv_heads * head_dim */
+    size_t v_stride;      /**< elements from value to value; 0 = kv_heads * value_dim */
     const int64_t *slots; /**< device: [tokens] id * block_tokens + offset; below 0: left out */
 } kvf_blocks_put_args;
 
@@ -181,29 +180,29 @@ static inline KVF_CHECKED kvf_status kvf_blocks_put(kvf_blocks *blocks,
     return kvf_blocks_put_sized(blocks, args, sizeof *args, stream);
 }
 
-/** Tokens of one layer, to be read back. Rows of k are [kv_heads, head_dim], of v [kv_heads,
- * value_dim], contiguous; what lies between rows is left alone. */
+/** Tokens of one layer, to be read back, each as in kvf_blocks_put_args. Bytes between them are not
+ * written. */
 typedef struct kvf_blocks_get_args {
     uint32_t layer;
     uint32_t tokens;
-    void *k;         /**< host: [tokens] rows; NULL: no keys */
-    void *v;         /**< host: [tokens] rows; NULL: no values */
-    size_t k_stride; /**< elements from row to row; 0 = kv_heads * head_dim */
-    size_t v_stride; /**< the same of v: 0 = kv_heads * value_dim */
-    const int64_t
-        *slots;    /**< host: [tokens] as of kvf_blocks_put; below 0: its row is left alone */
-    uint32_t fp32; /**< 1: rows are in fp32; 0: in `dtype` of the cache */
+    void *k;              /**< host: [tokens] keys; NULL: no keys */
+    void *v;              /**< host: [tokens] values; NULL: no values */
+    size_t k_stride;      /**< elements from key to key; 0 = kv_heads * head_dim */
+    size_t v_stride;      /**< elements from value to value; 0 = kv_heads * value_dim */
+    const int64_t *slots; /**< host: [tokens] as for kvf_blocks_put; below 0: nothing is written */
+    uint32_t fp32;        /**< 1: k and v are in fp32; 0: in `dtype` of the cache */
 } kvf_blocks_get_args;
 
 /**
- * Read tokens back, as they are attended to: of native pages the bits that were put (in `dtype`,
- * where `tensors` are wider), of quantized ones what comes back of them. A token that was not
- * finite is all NaN, so that it is one again where it is put. In fp32 every number is that of
- * `dtype`. Slots may come in any order, and repeatedly; one that was never put has any content.
+ * Read tokens back as they are attended to. Exact pages give the bits that were put, in `dtype`
+ * even if `tensors` are wider; quantized pages give dequantized numbers. With fp32 the numbers are
+ * those of `dtype`, widened. A token that was not finite is all NaN, so it is marked again if it is
+ * put again. Slots may come in any order, and repeatedly; a slot that was never put gives any
+ * content.
  *
- * Waits for the stream, and so for all puts and copies before it there; the arrays are the host's
- * memory, and rows are there on return. On the host device they may be those of a put. A call that
- * fails writes nothing to them.
+ * Waits for the stream, and so for all puts and copies before it there. k and v are host memory and
+ * filled on return; on the host device they may be the arrays of a put. A call that fails writes
+ * nothing to them.
  *
  * @return KVF_OK; KVF_INVALID, also while the stream is being captured; KVF_DEVICE_FAILED
  */
@@ -222,9 +221,9 @@ typedef struct kvf_blocks_rows {
     uint32_t rows;          /**< 1 … sequences_max */
     uint32_t table_stride;  /**< ids from row to row */
     const int32_t *table;   /**< device: [rows, table_stride] */
-    const int32_t *lengths; /**< device: [rows] tokens, with those of this pass; 0 = no row */
-    const int32_t *regions; /**< device: [rows] 0 … sequences_max - 1, each once; NULL: row i has i.
-                                 A row that keeps its region keeps its window */
+    const int32_t *lengths; /**< device: [rows] tokens, this pass included; 0 = no row */
+    const int32_t *regions; /**< device: [rows] 0 … sequences_max - 1, each once; NULL: region i
+                                 for row i. A row that keeps its region keeps its window */
 } kvf_blocks_rows;
 
 /** A step of one layer: a query per row. */
@@ -236,15 +235,15 @@ typedef struct kvf_blocks_decode_args {
                                    length 0 */
     float *lse;               /**< device: [rows, query_heads] natural log; may be NULL */
     const float *page_scores; /**< device: [rows, kv_heads, page_stride] the caller's own selection
-                                   as kvf_decode takes it, of pages of the row; NULL = by digest */
+                                   among pages of the row, as for kvf_decode; NULL = by digest */
     const int32_t *page_ids;  /**< the same shape, instead of page_scores */
-    uint32_t page_stride;     /**< of these: at most 16777216 */
+    uint32_t page_stride;     /**< of page_scores or page_ids; at most 16777216 */
 } kvf_blocks_decode_args;
 
 /**
  * One query per row, of its newest token: score, select, fetch, attend.
- * A layer of the model that attends to keys of another one calls it, and kvf_blocks_extend, with
- * the layer of those keys, after that one's put of this pass, and selects for itself.
+ * If a layer of the model shares the keys of another layer, call this and kvf_blocks_extend with
+ * the other layer's index, after its put of this pass. Each call selects for itself.
  *
  * @return KVF_OK, KVF_INVALID, KVF_DEVICE_FAILED
  */
@@ -259,24 +258,24 @@ static inline KVF_CHECKED kvf_status kvf_blocks_decode(kvf_blocks *blocks,
     return kvf_blocks_decode_sized(blocks, args, sizeof *args, sizeof *args->rows, stream);
 }
 
-/** Chunks of one layer: row i has queries starts[i] … starts[i + 1] - 1 of q and out. */
+/** Chunks of one layer: the queries of row i are starts[i] … starts[i + 1] - 1 of q and out. */
 typedef struct kvf_blocks_extend_args {
     uint32_t layer;
     const kvf_blocks_rows *rows; /**< their regions are not used and may be NULL */
     const uint32_t *starts;      /**< host: [rows + 1] ascending */
     const uint32_t *contexts; /**< host: [rows] tokens before the queries. lengths[i] on the device
-                                   must be contexts[i] and the queries of row i: else its output
+                                   must be contexts[i] plus the queries of row i: else its output
                                    is NaN (bad_rows) */
     const void *q;            /**< device: [starts[rows], query_heads, head_dim] */
     void *out;                /**< device: [starts[rows], query_heads, value_dim] */
-    float *lse; /**< device: [starts[rows], query_heads] natural log; may be NULL. Beside that of a
-                     step of the same query it tells which share of its attention weights the step
-                     attended to: e^(lse of the step - lse) */
+    float *lse;               /**< device: [starts[rows], query_heads] natural log; may be NULL.
+                                   e^(lse of a step with the same query - lse) is the share of the
+                                   attention weights that the step attended to */
 } kvf_blocks_extend_args;
 
 /**
- * Several queries per row, of its newest tokens: dense and causal over all of its tokens. The
- * host's arrays are read before return.
+ * Several queries per row, one for each of its newest tokens: dense and causal over all of its
+ * tokens. The host's arrays are read before return.
  *
  * @return KVF_OK, KVF_INVALID, KVF_DEVICE_FAILED
  */
@@ -304,12 +303,12 @@ KVF_API KVF_CHECKED kvf_status kvf_blocks_copy(kvf_blocks *blocks, const uint32_
 
 /**
  * Totals since open or the last reset, over layers. Reset them after kvf_stream_wait. Read after it
- * they are exact; meanwhile each has what calls that are done counted, or more.
+ * they are exact; before, each counts the calls that are done, and maybe more.
  *
- * A row is bad, and its output and lse are NaN, if it has a length below 0 or above tokens_max, an
- * id at or above block_count, a table that is shorter than its length, a region out of range or of
- * an earlier row of the call, or a token that is not finite. Nothing of it is read.
- * Queries of a chunk before such a token keep their outputs.
+ * A row is bad if its length is below 0 or above tokens_max or beyond its table, if an id is at or
+ * above block_count, if its region is out of range or already used by an earlier row of the call,
+ * or if a token is not finite. Its output and lse are NaN, and none of its tokens is read.
+ * Queries of a chunk before a token that is not finite keep their outputs.
  */
 typedef struct kvf_blocks_stats {
     uint64_t tokens_put;      /**< (layer, token) */

@@ -6,10 +6,10 @@
  * @file
  * kvferry/disk: how fast extents of a file reach host memory.
  *
- * A bench makes a file of its own in a folder, without a name, which is gone when it is closed. One
+ * A bench makes its own file in a folder, without a name, which is gone when the bench is closed. A
  * case is one pass over extents of that file: which ones, how large, how many at a time, by which
- * engine, past the system's page cache or through it. Before a pass through it, the cache drops the
- * file. To compare cases, run them in turn, several times.
+ * engine, and past the system's page cache or through it. Before a pass through the page cache, the
+ * file is dropped from it. To compare cases, run them in turn, several times.
  *
  *     kvf_disk_open(runtime, "/data", (uint64_t)1 << 30, &disk);
  *     kvf_disk_case c;
@@ -59,7 +59,7 @@ typedef struct kvf_disk_result {
     kvf_link_times request;  /**< of each extent, from submission until it is there */
     uint64_t verified_bytes; /**< compared with what the file holds; none differed */
     uint32_t kept;           /**< registered with io_uring: memory (1) + file (2) */
-    uint32_t align;          /**< bytes that DIRECT asks of memory and offsets; 1 without */
+    uint32_t align;          /**< alignment of memory and offsets that DIRECT needs; 1 without */
 } kvf_disk_result;
 
 KVF_API void kvf_disk_case_init_sized(kvf_disk_case *c, size_t size);

@@ -37,37 +37,38 @@
  *   reverse order; every close, destroy and free accepts NULL. A handle that is closed earlier
  *   lives on until everything made from it is closed: a runtime until its caches, streams and
  *   memory, a cache until its pruners, recordings and saves. Sequences end with their cache.
- * - A function with a status returns KVF_INVALID, and does nothing, for a stream of another
- *   runtime, and for a pointer that is NULL unless its text allows that. A function without a
- *   status then returns 0, NULL or an empty text, or does nothing.
+ * - A function with a status returns KVF_INVALID and does nothing if a stream is of another
+ *   runtime, or a pointer is NULL that its text does not allow to be. A function without a status
+ *   then returns 0, NULL or an empty text, or does nothing.
  * - Fill a configuration with its `_init`, which sets `size` and the defaults. Other structs have
  *   no `size`: NAME, inline, passes sizeof and the pointer to NAME_sized, which the library exports
- *   and other languages bind. So structs grow at their end under one soname. If the library reads a
- *   struct, it takes a shorter form: missing fields take their default, 0 if there is no `_init`.
- *   It takes a longer one if the rest is 0; a rest that is used means features that this library
- *   lacks: KVF_INVALID. If the library fills a struct, it writes the fields that both know,
- *   and 0 to the rest. A struct that it lends (settings, plans, views) ends where the library's
- *   ends: take one that is no older than the header. kvf_error, kvf_allocator, kvf_link_times,
- *   kvf_link_line, kvf_prune_profile and kvf_structkv_measures are whole, and never change.
- * - Threads: one at a time uses a cache and handles made from it, not always the same one; caches
- *   are independent. Any uses a runtime at any time; one at a time enqueues on a stream, any waits.
- * - Streams: calls on one cache may name different ones. Their work runs in the order of the calls,
- *   whichever stream it is on; work of different caches is ordered only within a stream.
- * - Errors: a thread has its own last error, see kvf_runtime_error.
- * - fork(): a child owns no handles. Any call with its parent's objects is KVF_INVALID, or reads
- *   zeros, and closing, destroying and freeing them does nothing, so that exit and garbage
- *   collection may do it; its parent notices nothing. It opens a runtime of its own, on the host
- *   device if its parent used a GPU: CUDA does not work in a child. clone() and such go unnoticed.
+ *   and other languages bind. So structs grow at their end under one soname. A struct that the
+ *   library reads may be shorter than the library's: missing fields take their default, 0 if there
+ *   is no `_init`. It may be longer if the rest is 0; a nonzero rest asks for features that this
+ *   library lacks: KVF_INVALID. In a struct that the library fills, it writes the common fields,
+ *   and 0 to the rest. A struct that it lends (settings, plans, views) is as long as the library's:
+ *   use a library that is no older than the header. kvf_error, kvf_allocator, kvf_link_times,
+ *   kvf_link_line, kvf_prune_profile and kvf_structkv_measures are fixed and never change.
+ * - Threads: a cache and the handles made from it may be used by one thread at a time, not always
+ *   the same one; caches are independent. Any thread may use a runtime at any time. One thread at a
+ *   time enqueues on a stream; any thread may wait for it.
+ * - Streams: calls on one cache may name different streams. Their work runs in the order of the
+ *   calls, whichever stream it is on; work of different caches is ordered only within a stream.
+ * - Errors: the last error is per thread, see kvf_runtime_error.
+ * - fork(): a child owns no handles. A call with its parent's objects returns KVF_INVALID or zeros;
+ *   closing, destroying and freeing them does nothing, so exit handlers and garbage collection are
+ *   safe, and the parent is not affected. The child may open its own runtime, on the host device if
+ *   its parent used a GPU: CUDA does not work in a child. clone() is not detected.
  * - Signals: the library installs no handler. Its threads inherit the mask of the thread that
  *   opened the runtime, created the stream or began to save, and block SIGXFSZ. On a caller's
- *   thread a limit is looked up before each write, so a file beyond RLIMIT_FSIZE is an error of the
- *   call on every thread, also if the limit fell since. Call no function from a handler.
+ *   thread the limit is read before each write, so on every thread a file beyond RLIMIT_FSIZE is an
+ *   error of the call, also after the limit was lowered. Call no function from a handler.
  * - Calls enqueue work on the caller's stream, where it runs in order. Queries, keys, values and
  *   outputs must stay valid until the stream has done that work.
  * - On the CUDA device q, k, v and out are device memory, or pinned memory at its device address.
  *   They are aligned to 16 bytes.
- * - Shapes are row-major, last dimension fastest. Queries, keys, values and outputs are of the type
- * in `tensors` of the cache, pages of `dtype`.
+ * - Shapes are row-major, last dimension fastest. The element type of queries, keys, values and
+ *   outputs is `tensors` of the cache; that of pages is `dtype`.
  * - A call takes at most 64 KiB of its caller's stack, also on a fibre, not counting a GPU's
  *   driver. Stacks of the library's threads are 2 MiB or more, independent of libc and limits. On
  *   the host device a thread that waits for a stream runs work itself, but only if 512 KiB of its
@@ -190,8 +191,8 @@ typedef struct kvf_runtime_config {
     uint32_t gather_threads;   /**< workers of the gather method; 0 = the library decides */
     int32_t numa_node;         /**< node for host memory; -1 = nearest the device */
     kvf_huge_pages huge_pages; /**< default AUTO */
-    uint32_t allow_unpinned;   /**< 1 = the host device runs on pageable memory where pinning
-                                    fails, which a GPU cannot reach; default 0 */
+    uint32_t allow_unpinned;   /**< 1 = if pinning fails, the host device uses pageable memory; a
+                                    GPU cannot reach that; default 0 */
     uint32_t isa_mask;         /**< OR of kvf_isa; default KVF_ISA_ALL */
     kvf_allocator allocator;   /**< all NULL = malloc */
     kvf_log_fn log;            /**< default NULL */
@@ -202,8 +203,9 @@ typedef struct kvf_runtime_config {
                                 ones; 0 = use fixed limits; default 1 */
     uint32_t early_starts; /**< CUDA: 1 = kernels of a step are launched before the previous kernel
                                 is done (programmatic dependent launch, compute capability 9.0 and
-                                later); 0 = no runtime of this process does so on this device while
-                                this one is open, enqueued or recorded; same bits; default 1 */
+                                later); 0 = none is, in no runtime of this process on this device
+                                while this one is open, enqueued or recorded; same bits; default 1
+                              */
     /** File that keeps the measurements, per GPU, driver and link; NULL = measure in every process.
        Borrowed for the call. */
     const char *calibration_path;
@@ -235,11 +237,11 @@ KVF_API void kvf_runtime_close(kvf_runtime *runtime);
 
 /**
  * The last error of the calling thread, if it came from this runtime or from anything opened from
- * it; else KVF_OK with an empty text, never NULL. A failure in stream order is returned to the
- * waiting call.
+ * it; else KVF_OK with an empty text, never NULL. A failure in stream order is returned by the call
+ * that waits.
  *
- * It is the thread's alone, and valid until a call of this thread on any runtime fails again, or
- * the thread ends; closing the runtime does not change it. Copy it to keep it or hand it on.
+ * It is valid until another call of this thread fails, on any runtime, or the thread ends; closing
+ * the runtime does not change it. Copy it to keep it or to pass it to another thread.
  *
  * @param runtime  NULL: the last error, from whichever runtime; also of calls that were given NULL
  */
@@ -260,7 +262,7 @@ KVF_API KVF_CHECKED kvf_status kvf_runtime_describe(kvf_runtime *runtime, char *
  * Measure the link now, or read the file, unless that was done before. Opening a cache with
  * transfer AUTO does it too. kvf_runtime_describe shows the result.
  *
- * @return KVF_OK, also where there is nothing to measure (the host device, calibrate = 0);
+ * @return KVF_OK, also if there is nothing to measure (the host device, calibrate = 0);
  *         KVF_OUT_OF_MEMORY, KVF_OUT_OF_DEVICE_MEMORY, KVF_PIN_FAILED, KVF_DEVICE_FAILED
  *
  * Thread: any. Waits for what it measures.
@@ -292,8 +294,8 @@ KVF_API KVF_CHECKED kvf_status kvf_stream_create(kvf_runtime *runtime, kvf_strea
 /** Destroy a stream after the work on it is done; waits for it. */
 KVF_API void kvf_stream_destroy(kvf_stream *stream);
 
-/** Block the caller until everything enqueued so far is done. On the host device the caller may do
- * it. @return the first error met there. */
+/** Block the caller until everything enqueued so far is done. On the host device the calling thread
+ * may run that work itself. @return the first error of that work. */
 KVF_API KVF_CHECKED kvf_status kvf_stream_wait(kvf_stream *stream);
 
 /**
@@ -310,8 +312,8 @@ KVF_API KVF_CHECKED kvf_status kvf_stream_wrap(kvf_runtime *runtime, void *nativ
 /** The cudaStream_t of a stream; NULL on the host device. */
 KVF_API void *kvf_stream_native(kvf_stream *stream);
 
-/** One task of a launch; tasks of a launch run in any order, on any thread, that of whoever waits
- * for the stream among them. */
+/** One task of a launch. Tasks of a launch run in any order, on any thread, including one that
+ * waits for the stream. */
 typedef void (*kvf_task_fn)(const void *args, uint32_t task);
 
 /**
@@ -459,24 +461,25 @@ typedef struct kvf_cache_config {
     uint32_t value_dim;   /**< head_dim less a multiple of 32 (GPU: 128 of 192); 0 = head_dim */
     kvf_dtype dtype;      /**< of keys and values in the cache; default BF16 */
     float softmax_scale;  /**< 0 = 1/sqrt(head_dim) */
-    /** Element type of q, k, v and out of all calls; default DTYPE. Numbers in fp32 that come in
-     * are rounded once, to nearest even, so results follow from the rounded ones; one that
-     * rounds to infinity is not finite. Outputs in fp32 are not rounded. Pages, kvf_read_pages
-     * and saved sequences are of dtype. */
+    /** Element type of q, k, v and out of all calls; default DTYPE. fp32 inputs are rounded to
+     * dtype once, to nearest even, and results follow from the rounded numbers; a number that
+     * rounds to infinity is not finite. fp32 outputs are not rounded. Pages, kvf_read_pages and
+     * saved sequences are in dtype. */
     kvf_tensors tensors;
 
     /* ---- limits: memory is reserved for them at open ---- */
     uint32_t sequences_max; /**< default 1. On a GPU sequences_max x tokens_per_step_max x KV heads
                                  (with QUEST query heads) is at most 65535 */
     uint32_t tokens_max;    /**< per sequence, no default */
-    /** Tokens of all sequences, shared pages counted once: for forks the prompt, and per fork its
-     * own tokens, its window and 64. Codes are reserved for as many. 0 = sequences x tokens. */
+    /** Tokens of all sequences, with shared pages counted once: for forks, the prompt plus, per
+     * fork, its own tokens, its window and 64. Codes are reserved for as many. 0 = sequences_max x
+     * tokens_max. */
     uint64_t host_tokens_max;
     uint32_t prefill_chunk_max;   /**< tokens of one prefill call; default 512 */
     uint32_t tokens_per_step_max; /**< new tokens of a sequence in one decode call, 1 to 16;
                                        default 1. Memory for page lists grows with it */
-    uint32_t observe_window;  /**< newest queries kept, which pruning needs: 0 to 128; default 0 */
-    uint32_t reserved_limits; /**< 0 */
+    uint32_t observe_window;      /**< newest queries kept, for pruning: 0 to 128; default 0 */
+    uint32_t reserved_limits;     /**< 0 */
 
     /* ---- policy: what a step attends to; kvf_cache_config_preset sets page_size to
      * group_reduce ---- */
@@ -503,23 +506,24 @@ typedef struct kvf_cache_config {
 
     /* policy, by kinds of KV heads */
     /** [layers, kv_heads]: 1 = hot head, as without a mask; 2 = coarse head; 0 = streaming head.
-     * Hot and coarse heads are retrieval heads: they keep all tokens and attend to what is
-     * selected. A hot head scores every token by its code; a coarse head scores the centroids of 64
-     * keys each, and by codes only the tokens of the best of those (coarse_share). Coarse heads
-     * need digest = codes. A streaming head keeps its first and newest tokens in a ring on the
-     * device and nothing on the host. Its query attends to tokens j < sink and j > its own -
-     * recent, at their true positions, in prefill too and however the prompt is cut; budget and
-     * select do not apply to it. A cache with streaming heads can be recorded; it cannot be listed
-     * (kvf_select_pages), cut (kvf_sequence_truncate) or pruned: KVF_UNSUPPORTED. Verification and
-     * times in kvf_stats cover retrieval heads. NULL = all 1. Borrowed for the call. */
+     * Hot and coarse heads are retrieval heads: they keep all tokens and attend to selected pages.
+     * A hot head scores every token by its code. A coarse head scores centroids of 64 keys each,
+     * and by codes only the tokens of the best centroids (coarse_share); it needs digest = codes.
+     * A streaming head keeps its first and newest tokens in a ring on the device and nothing on the
+     * host. The query at position i attends to tokens j < sink and j > i - recent, at their true
+     * positions, also in prefill and however the prompt is cut; budget and select do not apply to
+     * it. A cache with streaming heads can be recorded; it cannot be listed (kvf_select_pages), cut
+     * (kvf_sequence_truncate) or pruned: KVF_UNSUPPORTED. Verification and times in kvf_stats cover
+     * retrieval heads. NULL = all 1. Borrowed for the call. */
     const uint8_t *head_mask;
-    /** [layers]: streaming_recent of each layer, 0 in layers where no head streams. NULL = the same
-     * in all; so is it in settings if all are equal. Borrowed for the call. */
+    /** [layers]: streaming_recent of each layer, 0 in layers without a streaming head. NULL = the
+     * same in all layers; kvf_cache_settings also shows NULL if all are equal. Borrowed for the
+     * call. */
     const uint32_t *layer_windows;
     float coarse_share;        /**< share of its 64-token segments that a coarse head scores by
-                                  codes, rounded: 0 to 1; default 0.1. At least as many as hold
-                                  twice the pages that it selects; the first segment and those of
-                                  the local window always. 1 = all: as a hot head */
+                                  codes, rounded: 0 to 1; default 0.1. At least as many segments as
+                                  hold twice the pages that it selects, and always the first one
+                                  and the local window's. 1 = all: as a hot head */
     uint32_t streaming_sink;   /**< first tokens that a streaming head attends to; default 128 */
     uint32_t streaming_recent; /**< newest tokens, with the query's own; default 1024 */
 
@@ -528,14 +532,14 @@ typedef struct kvf_cache_config {
     uint32_t phase_times;     /**< 1 = measure phases, 0 = off; default 2 = on the host device */
 
     /* ---- memory ---- */
-    /** Storage format of sealed pages in memory, in slots, on disk, in saved files and on their
-     * way; default NATIVE. Sink and local window stay as they came. A block is quantized once,
-     * when it is sealed, and from then on every reader of its tokens, digests too, sees what was
-     * quantized. A token of a prompt sees what a decode step would: exact keys and values within
-     * its local window, quantized ones before it. So results do not depend on chunks. A token
-     * that is not finite is quantized as zeros, and kvf_prefill and kvf_decode report it. With
-     * K8V8 or K8V4 a cache on the CUDA device has dtype BF16 and head_dim 64, 128 or 192: else
-     * KVF_UNSUPPORTED. A saved sequence comes back to a cache of the same format. */
+    /** Storage format of sealed pages in memory, in slots, on disk, in saved files and in
+     * transfers; default NATIVE. Sink and local window stay exact. A block is quantized once, when
+     * it is sealed; from then on everything that reads its tokens, digests included, reads the
+     * quantized ones. A token of a prompt attends as a decode step would: to exact keys and values
+     * within its local window, to quantized ones before it. So results do not depend on chunks. A
+     * token that is not finite is quantized as zeros, and kvf_prefill and kvf_decode report it. On
+     * the CUDA device K8V8 and K8V4 need dtype BF16 and head_dim 64, 128 or 192: else
+     * KVF_UNSUPPORTED. A saved sequence can be restored only to a cache of the same format. */
     kvf_pages pages;
     /** Most bytes on the device: windows, digests, tables, room for prompts (see prompt_bytes). The
      * rest is slots for pages, which sequences and layers share. 0 = as little as a call needs;
@@ -545,11 +549,11 @@ typedef struct kvf_cache_config {
 
     /* memory, the disk tier: sealed pages beyond host_bytes lie in a file */
     uint32_t disk_bundle_bytes; /**< least that is read and written together; 0 = 128 KiB */
-    /** Folder of the file, which is private (mode 0600), has no name, and is gone with the cache.
-     * NULL = all pages are in memory. Selection never reads it; the host waits in a step until
-     * the pages that were selected are in memory, on every device. Such a cache cannot be
-     * recorded: KVF_UNSUPPORTED. With a head_mask layers of equally many retrieval heads share a
-     * file and a part of host_bytes. Borrowed for the call. */
+    /** Folder of the file, which is private (mode 0600), without a name, and gone with the cache.
+     * NULL = all pages are in memory. Selection never reads the file; on every device the host
+     * waits in a step until the selected pages are in memory. Such a cache cannot be recorded:
+     * KVF_UNSUPPORTED. With a head_mask, layers of equally many retrieval heads share a file and a
+     * part of host_bytes. Borrowed for the call. */
     const char *disk_path;
     uint64_t host_bytes; /**< of sealed pages in memory; at least a layer of a sequence */
     uint64_t disk_bytes; /**< most that the file may take; 0 = what host_tokens_max needs */
@@ -575,12 +579,12 @@ typedef enum kvf_preset { KVF_PRESET_LIST(KVF_ENUMERATOR) } kvf_preset;
  * A value that is no preset changes nothing. */
 KVF_API void kvf_cache_config_preset(kvf_cache_config *config, kvf_preset preset);
 
-/** Memory that a configuration needs, in bytes: exactly what is reserved. */
+/** Memory that a configuration needs, in bytes: exactly the memory that open reserves. */
 typedef struct kvf_cache_plan {
     uint64_t host_kv_bytes;      /**< the page pool */
     uint64_t host_staging_bytes; /**< the staging ring */
     uint64_t device_kv_bytes;    /**< slots, static sets, local windows */
-    /** Codes or boxes, of host_tokens_max tokens; centroids of all rows. */
+    /** Codes or boxes of host_tokens_max tokens; centroids of all sequences and layers. */
     uint64_t device_digest_bytes;
     uint64_t device_table_bytes; /**< page tables, bits, scores, partial results */
     uint32_t static_tokens;      /**< per KV head, without the sink */
@@ -626,9 +630,10 @@ KVF_API void kvf_cache_close(kvf_cache *cache);
 KVF_API const kvf_cache_config *kvf_cache_settings(const kvf_cache *cache);
 KVF_API const kvf_cache_plan *kvf_cache_memory(const kvf_cache *cache);
 
-/** How a layer attends. With s = scale q.k of an attended token, under a cap cap tanh(s / cap), and
- * v its value, out = sum e^s v / (e^sink + sum e^s) and lse = ln (e^sink + sum e^s); without a sink
- * e^sink is 0. Verification and prune policies count both; selection of pages the cap alone. */
+/** How a layer attends. An attended token with key k and value v has the logit s = scale q.k, with
+ * a cap s = cap tanh(scale q.k / cap). Then out = sum e^s v / (e^sink + sum e^s) and lse =
+ * ln (e^sink + sum e^s); without a sink e^sink is 0. Verification and prune policies apply cap and
+ * sinks; selection of pages applies the cap alone. */
 typedef struct kvf_attention_params {
     size_t size; /**< set by init */
     float scale; /**< above 0; 0 = softmax_scale of the settings */
@@ -645,9 +650,9 @@ static inline void kvf_attention_params_init(kvf_attention_params *params)
 }
 
 /**
- * Set the attention parameters of a layer; before, and if the call fails, a layer keeps its
- * parameters, at first those of kvf_attention_params_init. A layer with tokens takes no others. A
- * saved sequence comes back only to layers with the same parameters. With sinks it waits for
+ * Set the attention parameters of a layer, which are those of kvf_attention_params_init at first. A
+ * call that fails changes nothing. A layer that holds tokens refuses other parameters. A saved
+ * sequence can be restored only to layers with the same parameters. With sinks the call waits for
  * earlier calls of the cache. Recordings from before a change cannot be replayed.
  *
  * @param params borrowed for the call
@@ -671,23 +676,23 @@ KVF_API KVF_CHECKED kvf_status kvf_sequence_fork(kvf_cache *cache, kvf_sequence 
                                                  kvf_stream *stream, kvf_sequence **out);
 
 /**
- * Cut the newest tokens off: in every layer those at positions below @p tokens stay. With
- * contiguous positions that is the length that is left. Forks, sealed pages, their digests and
- * resident pages stay as they are; a page that is cut is in the local window again.
+ * Cut off the newest tokens: every layer keeps its tokens at positions below @p tokens. With
+ * contiguous positions @p tokens is the length that remains. Forks, sealed pages, their digests and
+ * resident pages do not change; a page that is cut returns to the local window.
  *
- * The calls after it run as if those tokens had never been there, bit for bit: outputs, selection,
- * and the rhythm of refreshes and verification. Two things differ. Hits and misses do, if pages
- * came to the device since; and so does a static set (hybrid, static) that the dropped tokens took
- * part in: if it was chosen since, the next step chooses it again from all keys; a RESIDENT refresh
- * finds the pages that are resident now; and a refresh that is due before the dropped tokens are
- * replaced uses the queries that are left. Dropped tokens stay in the statistics; in kvf_footprint
- * they count as held and are no step of full attention. If pages are quantized, the newest sealed
- * block returns to the local window as it came; older blocks return dequantized, and results then
- * differ by the quantization error.
+ * Later calls run as if the dropped tokens had never been there, bit for bit: outputs, selection,
+ * and the steps at which refreshes and verification are due. Two things may differ. Hits and misses
+ * differ if pages came to the device since. A static set (hybrid, static) differs if the dropped
+ * tokens took part in it: if it was chosen since, the next step chooses it again from all keys; a
+ * RESIDENT refresh finds the pages that are resident now; and a refresh that is due before the
+ * dropped tokens are replaced uses the remaining queries. Dropped tokens stay in the statistics; in
+ * kvf_footprint they count as held and are no step of full attention. If pages are quantized, the
+ * newest sealed block returns to the local window exact; older blocks return dequantized, and
+ * results then differ by the quantization error.
  *
  * @param tokens   0 empties the sequence
- * @return KVF_OK; KVF_INVALID if the sequence ends before @p tokens; KVF_UNSUPPORTED within what a
- * prune policy chose (evict), and with streaming heads
+ * @return KVF_OK; KVF_INVALID if the sequence ends before @p tokens; KVF_UNSUPPORTED within tokens
+ *         that a prune policy chose (evict), and with streaming heads
  *
  * Stream: enqueues on @p stream; does not wait. Memory: allocates nothing.
  */
@@ -720,11 +725,12 @@ typedef struct kvf_prefill_args {
 
 /**
  * Append a chunk to one layer and attend densely and causally over all tokens of the layer so far.
- * With k and v NULL: queries alone, of the layer's newest @p tokens tokens, for a layer of the
- * model that attends to keys of this one; see kvf_decode. Quantized pages refuse them.
+ * With k and v NULL nothing is appended, and q are queries of the layer's newest `tokens` tokens,
+ * for a layer of the model that shares the keys of this one; see kvf_decode. A cache with quantized
+ * pages refuses that.
  *
  * @return KVF_OK; KVF_FULL if tokens_max or the page pool is exhausted (nothing was appended);
- *         KVF_INVALID; KVF_NOT_FINITE if an earlier chunk or step brought NaN
+ *         KVF_INVALID; KVF_NOT_FINITE if an earlier chunk or step contained a NaN
  *
  * Stream: enqueues on @p stream; does not wait. Memory: allocates nothing.
  */
@@ -738,8 +744,8 @@ static inline KVF_CHECKED kvf_status kvf_prefill(kvf_cache *cache, const kvf_pre
 
 /* ---- decode ---- */
 
-/** Rows are tokens: one of each sequence, or `tokens[b]` consecutive ones of sequence b, and the
- * sequences in the order of the batch. */
+/** A row is a token: one per sequence, or `tokens[b]` consecutive ones of sequence b, in the order
+ * of the batch. */
 typedef struct kvf_decode_args {
     uint32_t layer;
     uint32_t batch;                 /**< 1 … sequences_max; distinct sequences */
@@ -751,53 +757,52 @@ typedef struct kvf_decode_args {
     void *out;                      /**< [rows, query_heads, value_dim] */
     float *lse;                     /**< [rows, query_heads] natural log; may be NULL */
     const uint32_t *tokens;         /**< [batch] on the host, copied: new tokens of each sequence,
-                                         1 … tokens_per_step_max; NULL = one of each */
+                                         1 … tokens_per_step_max; NULL = one each */
     const float *page_scores;       /**< [rows, kv_heads, page_stride] on the device: the caller's
                                          own selection, see kvf_decode; NULL = by digest */
     const int32_t *page_ids;        /**< the same shape, instead of page_scores */
-    uint32_t page_stride;           /**< of these: at most 16777216 */
+    uint32_t page_stride;           /**< of page_scores or page_ids; at most 16777216 */
 } kvf_decode_args;
 
 /**
  * One decode step of one layer for a batch: append, score, select, fetch, attend.
  *
- * With several tokens of a sequence (drafts to verify, a short turn) every token attends to its own
- * selection, and to itself and what comes before it. Outputs, selection and statistics are the
- * same, bit for bit, as from as many calls with one token of each; what differs is time, and which
- * pages were hits. Tokens that seal no block, refresh no static set and are not verified are one
- * batch: a page that several of them selected is moved once. With a disk tier, and in layers with
- * streaming heads, every token is a step of its own. kvf_sequence_truncate takes tokens back.
- * Recorded steps and page lists have one token of a sequence, and so has a cache with a disk tier
- * and streaming heads: KVF_UNSUPPORTED.
+ * With several tokens of a sequence (drafts to verify, a short turn) every token selects for itself
+ * and attends causally. Outputs, selection and statistics are the same, bit for bit, as from as
+ * many calls with one token each; time, and which pages were hits, may differ. Tokens that seal no
+ * block, refresh no static set and are not verified form one batch: a page that several of them
+ * selected is moved once. With a disk tier, and in layers with streaming heads, every token is a
+ * step of its own. kvf_sequence_truncate takes tokens back. Recorded steps, page lists, and a cache
+ * with both a disk tier and streaming heads take one token per sequence: else KVF_UNSUPPORTED.
  *
- * With k and v NULL a step takes queries alone, one of each sequence, for a layer of the model that
- * attends to keys of another one (shared KV): `layer` owns the keys, and its own step came before.
- * Nothing is appended, positions are NULL. The queries select for themselves, with the bits of a
- * layer that holds copies of the keys; static set and attention parameters are the owner's, whose
- * own steps do not change. Not in recorded steps, with streaming heads or select = ORACLE.
+ * With k and v NULL a step takes queries alone, one per sequence, for a layer of the model that
+ * shares the keys of another one (shared KV): `layer` owns the keys, and its own step came before.
+ * Nothing is appended, and positions are NULL. The queries select for themselves, with the bits of
+ * a layer that holds copies of the keys. Static set and attention parameters are the owner's; its
+ * own steps do not change. Recorded steps, streaming heads and select = ORACLE refuse it.
  *
  * The same input, settings and device give the same bits, for any number of threads, any transfer
  * method, and any resident pages.
  *
- * A caller that selects by itself gives page_scores, where entry p of a list is the score of page p
- * (tokens p * page_size to (p + 1) * page_size - 1 of the sequence in this layer), or page_ids, the
- * most wanted first. They replace the scores by digest, and nothing else changes: each list takes
- * as many pages as fit the budget, the best ones or the first ones, ties to the lower id. Only
+ * A caller that selects by itself passes page_scores, in which entry p of a list is the score of
+ * page p (tokens p * page_size to (p + 1) * page_size - 1 of the sequence in this layer), or
+ * page_ids, the best page first. They replace the scores by digest, and nothing else changes: each
+ * list takes as many pages as fit the budget, by score or in order, ties to the lower id. Only
  * pages of sealed blocks with a token outside sink and static set are taken. All others are skipped
- * and take no room: pages of the local window and of the sink, which are attended anyway, ids out
+ * and use no budget: pages of the local window and of the sink, which are attended anyway, ids out
  * of range (-1 fills a list), repeated ids, scores that are NaN or -infinity. Pages from
  * page_stride on are not scored. A list of fewer pages than fit attends to fewer, even if all would
  * fit. Lists of streaming heads are ignored. The arrays are 4-byte aligned, in device memory, and
  * read in stream order, by a recorded step each time that it is replayed. They need select =
  * DYNAMIC or HYBRID, which choose pages for KV heads by score: else KVF_UNSUPPORTED.
  *
- * @return as kvf_prefill; KVF_SYSTEM if a read from disk failed. A call that fails changes nothing
- * of what later calls attend to, return and save. Statistics are as if it had not been, but
- *         for what was read from disk and, where pages move, hits that are misses afterwards.
+ * @return as kvf_prefill; KVF_SYSTEM if a read from disk failed. A call that fails does not change
+ *         what later calls attend to, return and save. Statistics do not count it, except reads
+ *         from disk and, if pages move, hits that became misses.
  *
- * Stream: enqueues on @p stream; does not wait. On a GPU, transfers that a thread of the host takes
- * part in (gather, each, batch; auto where it was measured to pay) are waited for until they are
- * enqueued, so what is on @p stream must be able to go on by itself. Memory: allocates nothing.
+ * Stream: enqueues on @p stream; does not wait. Exception on a GPU: transfers with a host thread
+ * (gather, each, batch, and auto if it selects one of these) return only when their copies are
+ * enqueued, so work on @p stream must not depend on later calls. Memory: allocates nothing.
  */
 KVF_API KVF_CHECKED kvf_status kvf_decode_sized(kvf_cache *cache, const kvf_decode_args *args,
                                                 size_t size, kvf_stream *stream);
@@ -821,8 +826,8 @@ typedef struct kvf_recording kvf_recording;
  *                     else enqueue the step as usual
  *
  * A recorded step appends the next position of every sequence, and reads and writes the pointers
- * that were passed while recording. Replaying gives the same bits as enqueueing. The host waits for
- * nothing; it writes a few hundred bytes per layer. It needs the CUDA device, transfer MAPPED or
+ * that were passed while recording. Replaying gives the same bits as enqueueing. The host does not
+ * wait; it writes a few hundred bytes per layer. Recording needs the CUDA device, transfer MAPPED,
  * AUTO or DIRECT, a policy that runs on the device (not CUSTOM, not ORACLE), and no disk_path.
  *
  * @return KVF_OK; KVF_UNSUPPORTED with the setting that is in the way; KVF_INVALID; KVF_BUSY while
@@ -835,8 +840,7 @@ KVF_API KVF_CHECKED kvf_status kvf_record_begin(kvf_cache *cache, kvf_sequence *
 KVF_API KVF_CHECKED kvf_status kvf_record_end(kvf_cache *cache, kvf_recording **out);
 
 /** 0 if the next step refreshes a static set, verifies, or does not fit: enqueue such a step as
- * usual. 0 for good once one of the sequences is destroyed, or a layer got other attention
- * parameters. */
+ * usual. Always 0 after one of the sequences is destroyed, or attention parameters change. */
 KVF_API int kvf_replay_is_possible(const kvf_recording *recording);
 
 /** Run the recorded step for the next token of every sequence. Errors as kvf_decode. */
@@ -845,7 +849,7 @@ KVF_API KVF_CHECKED kvf_status kvf_replay(kvf_recording *recording, kvf_stream *
 /** Work items of the recorded step: kernels, copies and fills, the caller's included. */
 KVF_API uint32_t kvf_recording_nodes(const kvf_recording *recording);
 
-/** Destroy it before its cache. Waits for nothing; no replay may be under way. NULL is fine. */
+/** Destroy it before its cache. Does not wait; no replay may be under way. NULL is fine. */
 KVF_API void kvf_recording_destroy(kvf_recording *recording);
 
 /* ---- selection on its own ---- */
@@ -869,9 +873,10 @@ KVF_API uint32_t kvf_select_pages_max(const kvf_cache *cache);
  * attend to is in the listed pages: pages of the sink, of the local window, and selected pages,
  * each once. The cache needs static_ratio 0, because page lists cannot name single tokens, a policy
  * that selects pages for a KV head (not QUEST, ARKVALE, ORACLE), and no streaming heads. If pages
- * are quantized (kvf_cache_config.pages) the caller's kernel attends to what kvf_read_pages gives.
- * With a disk tier the call waits until listed pages are in memory. There they stay until the next
- * call on the cache, and for work that was on @p stream before it if it goes there, too.
+ * are quantized (kvf_cache_config.pages), the caller's kernel attends to the output of
+ * kvf_read_pages. With a disk tier the call waits until listed pages are in memory. They stay there
+ * until the next call on the cache; if that call is on @p stream, too, also for all work enqueued
+ * on @p stream before it.
  * @return as kvf_decode; KVF_UNSUPPORTED with the setting that is in the way
  */
 KVF_API KVF_CHECKED kvf_status kvf_select_pages_sized(kvf_cache *cache, const kvf_decode_args *args,
@@ -887,18 +892,19 @@ static inline KVF_CHECKED kvf_status kvf_select_pages(kvf_cache *cache, const kv
 /**
  * Address of a page: [page_size, head_dim + value_dim], key and value of each token side by side.
  * Sealed pages are in host memory (this is their address for the device), newer ones on the device.
- * Those of streaming heads, and sealed ones that are quantized (kvf_cache_config.pages), lack it:
- * NULL; kvf_read_pages copies the latter. Valid until the sequence appends; with a disk tier, until
- * the next call on the cache, and NULL if the page is on disk. Pages that the latest
- * kvf_select_pages listed stay in memory. Call it in stream order or after kvf_stream_wait.
+ * NULL for pages of streaming heads, and for sealed pages that are quantized
+ * (kvf_cache_config.pages), which kvf_read_pages copies. Valid until the sequence appends. With a
+ * disk tier: valid until the next call on the cache, and NULL if the page is on disk; pages that
+ * the latest kvf_select_pages listed stay in memory. Call it in stream order or after
+ * kvf_stream_wait.
  */
 KVF_API const void *kvf_page_address(const kvf_sequence *sequence, uint32_t layer, uint32_t kv_head,
                                      uint32_t page);
 
 /**
  * Attend over given page lists: the other half. @p args->k, v are ignored, nothing is appended;
- * page_scores and page_ids are NULL. Quantized pages are attended as a step does, the sink as it
- * came. With a disk tier the call waits for the lists, and until their pages are in memory.
+ * page_scores and page_ids are NULL. Quantized pages are attended as in a step, with an exact sink.
+ * With a disk tier the call waits for the lists, and until their pages are in memory.
  */
 KVF_API KVF_CHECKED kvf_status kvf_attend_pages_sized(kvf_cache *cache, const kvf_decode_args *args,
                                                       size_t args_size, const kvf_page_lists *lists,
@@ -912,13 +918,13 @@ static inline KVF_CHECKED kvf_status kvf_attend_pages(kvf_cache *cache, const kv
 
 /**
  * Copy listed pages to the device, contiguous and in full precision, from any storage format of the
- * cache: for a kernel of the caller where pages are quantized, or that wants them in one place.
+ * cache: for a kernel of the caller that cannot read quantized pages, or needs pages in one place.
  *
  * @param args     layer, batch and sequences are those of the lists; out receives page indices[i]
  *                 as [page_size, head_dim + value_dim] at i, in device memory. Tokens of sink and
- *                 local window are as they came; quantized ones are what a step attends to, rounded
- *                 to the element type; rows beyond the last token are zeros. Other fields: ignored.
- * @param lists    as kvf_select_pages gave them, or the caller's; indptr ends within capacity
+ *                 local window are exact; quantized ones are dequantized as in a step and rounded
+ *                 to the element type; after the last token are zeros. Other fields are ignored.
+ * @param lists    from kvf_select_pages, or the caller's; indptr ends within capacity
  * @return as kvf_attend_pages
  *
  * Stream: enqueues on @p stream; with a disk tier the call waits for the lists and their pages.
@@ -935,16 +941,16 @@ static inline KVF_CHECKED kvf_status kvf_read_pages(kvf_cache *cache, const kvf_
 /* ---- statistics ---- */
 
 /** Totals since open or the last reset. Read and reset them after kvf_stream_wait. Figures of
- * transfers and of the disk are not known per layer. If the device fails, counters that kernels
+ * transfers and of the disk are not counted per layer. If the device fails, counters that kernels
  * keep read 0, and a reset does nothing. */
 typedef struct kvf_stats {
     uint64_t steps;           /**< (layer, sequence) decode steps */
     uint64_t tokens_attended; /**< summed over KV heads; with sink and local window */
-    uint64_t tokens_held;     /**< that full attention would attend to, summed likewise */
+    uint64_t tokens_held;     /**< that full attention would attend to, summed over KV heads */
     uint64_t pages_selected;  /**< summed over KV heads */
-    /** In a slot, or brought there for another row of the call; with transfer DIRECT, where nothing
-     * moves, as if pages did. On a GPU rows of a call look for slots at the same time, so which
-     * pages later calls find may vary; hits and misses add up to pages_selected. */
+    /** In a slot, or brought there for another row of the call. Transfer DIRECT moves nothing, and
+     * counts as if pages moved. On a GPU rows of a call take slots concurrently, so the pages that
+     * later calls find may vary; hits and misses add up to pages_selected. */
     uint64_t hits;
     uint64_t misses;          /**< moved, once for all rows of a call; with DIRECT: would be */
     uint64_t bytes_to_device; /**< pages moved for misses */
@@ -962,7 +968,7 @@ typedef struct kvf_stats {
     uint64_t bytes_from_disk, bytes_to_disk;
     uint64_t pages_from_disk; /**< selected pages whose bundle had to be read first */
     uint64_t disk_wait_ns;    /**< that calls waited for reads */
-    uint64_t bytes_prompt;    /**< that chunks read in host memory, where there are prompt_bytes */
+    uint64_t bytes_prompt;    /**< that chunks read in host memory; only if prompt_bytes is not 0 */
 } kvf_stats;
 
 KVF_API void kvf_cache_stats_sized(const kvf_cache *cache, kvf_stats *stats, size_t size);
@@ -987,9 +993,9 @@ KVF_API void kvf_cache_stats_reset(kvf_cache *cache);
  * relative to full causal attention over the same steps; all are zero before the first step.
  *
  * Pages in host memory count as held, whether selected or not. An entry counts for the device while
- * it is in the sink, the local window, the ring of a streaming head, or, from the first decode step
- * on, in the static set or the sequence's share of the slots (both count as full). Every other
- * entry is in host pages only.
+ * it is in the sink, the local window or the ring of a streaming head. From the first decode step
+ * on, entries of the static set and of the sequence's share of the slots count, too, both as full.
+ * Every other entry is in host pages only.
  *
  * A fork counts as its own sequence from the fork on. Tokens that a restart computes again, and the
  * patch of chunked eviction, count as held but are no step of full attention.
@@ -998,13 +1004,13 @@ typedef struct kvf_footprint {
     double footprint;             /**< KV footprint: entry_steps / full_entry_steps */
     double device, host;          /**< of which by place; device + host = footprint */
     double peak;                  /**< peak KV: peak_entries / full_entries */
-    double device_peak;           /**< most entries on the device at a step, likewise */
+    double device_peak;           /**< most entries on the device at a step / full_entries */
     uint64_t steps;               /**< summed over sequences */
     uint64_t entry_steps;         /**< entries summed over steps, layers and KV heads */
     uint64_t device_entry_steps;  /**< of which on the device */
     uint64_t full_entry_steps;    /**< of full causal attention */
     uint64_t peak_entries;        /**< most that each (sequence, layer) held at a step, summed */
-    uint64_t device_peak_entries; /**< likewise on the device */
+    uint64_t device_peak_entries; /**< the same, on the device */
     uint64_t full_entries;        /**< tokens seen x layers x KV heads, summed over sequences */
 } kvf_footprint;
 

@@ -6,10 +6,10 @@
  * @file
  * kvferry/link: how fast scattered pages of host memory reach the device.
  *
- * One case in, one result out. A case says which pages of host memory go to the device, how, and
- * what else happens meanwhile. The result contains times over all repetitions, on the stream that
- * copies and end to end, and the number of bytes that were verified. On the host device the same
- * cases are measured with memory copies.
+ * One case in, one result out. A case describes which pages of host memory go to the device, by
+ * which method, and under which other load. The result contains times over all repetitions, on the
+ * copying stream and end to end, and the number of bytes that were verified. On the host device the
+ * same cases are measured with memory copies.
  *
  *     kvf_link_open(runtime, &link);
  *     kvf_link_case c;
@@ -88,16 +88,15 @@ typedef struct kvf_link_times {
 } kvf_link_times;
 
 typedef struct kvf_link_result {
-    /** From submission until the host knows that the bytes are there, one per repetition. CADENCE:
-        of a whole step. TAX: of the compute beside the fetches. PIN: touch + register + unregister.
-     */
+    /** From submission until the host sees the bytes' arrival, one per repetition. CADENCE: of a
+        whole step. TAX: of the compute during fetches. PIN: touch + register + unregister. */
     kvf_link_times total;
     /** Time on the copying stream, by its own clock, one per repetition. BOTH, COPY, PEAK, BACK. */
     kvf_link_times copying;
     kvf_link_times gather; /**< of the workers, one per repetition; GATHER, BOTH with GATHER */
     kvf_link_times
         fetch; /**< CADENCE: of each fetch on the caller's stream, layers x repetitions */
-    kvf_link_times alone; /**< TAX: the compute with nothing beside it */
+    kvf_link_times alone; /**< TAX: the compute without fetches */
     uint64_t bytes;       /**< to the device (GATHER, MEMCPY: to staging; BACK: to the host), per
                              repetition */
     uint64_t copies;      /**< submitted, per repetition */
@@ -134,8 +133,8 @@ KVF_API void kvf_link_close(kvf_link *link);
  *
  * @param samples_ns   receives the totals of all repetitions in order, [repetitions]; may be NULL
  * @return KVF_OK; KVF_INVALID naming the field; KVF_UNSUPPORTED if the device lacks the method;
- *         KVF_OUT_OF_MEMORY, KVF_OUT_OF_DEVICE_MEMORY or KVF_PIN_FAILED; KVF_CORRUPT if a byte that
- *         arrived is not the one that was sent; KVF_DEVICE_FAILED
+ *         KVF_OUT_OF_MEMORY, KVF_OUT_OF_DEVICE_MEMORY or KVF_PIN_FAILED; KVF_DEVICE_FAILED.
+ *         KVF_CORRUPT if a byte that arrived is not the one that was sent
  *
  * Thread: one at a time per bench. Memory: reserves pool, slots and staging, and frees the last
  * two.

@@ -6,11 +6,11 @@
  * @file
  * Prefill pruning: which tokens of a prompt enter the cache, and which go on to deeper layers.
  *
- * A policy is a pure function. Once a layer attended over the whole prompt, the policy gets the
- * attention of the newest queries to every token. It returns what each KV head keeps, what the
- * deeper layers get, and whether to start over. Tokens that are not kept are deleted (EVICT, as
- * published), or stay in host pages where they can be retrieved, while the kept tokens become the
- * static set (OFFLOAD). With COMPLETE deeper layers get the other tokens later.
+ * A policy is a pure function. When a layer has attended over the whole prompt, the policy gets the
+ * attention of the newest queries to every token. It returns the tokens that each KV head keeps,
+ * those that deeper layers get, and whether to start over. Tokens that are not kept are deleted
+ * (EVICT, as published), or remain in host pages, from which steps can fetch them, while the kept
+ * tokens become the static set (OFFLOAD). With COMPLETE deeper layers get the other tokens later.
  *
  *     kvf_prune_config pc;
  *     kvf_prune_config_init(&pc, kvf_prune_policy_find("fastkv"));
@@ -25,18 +25,18 @@
  *         kvf_prune_layer(prune, sequence, layer, stream, &result);
  *         gather hidden states by result.propagate, or start over if result.restart;
  *         the rest of the layer (MLP)
- *     the first token of the answer follows from the last row's hidden state;
+ *     the first token of the answer follows from the last token's hidden state;
  *     kvf_decode for the tokens after it
  *
- * The observation window is the end of the prompt, and its last query asks. So the prompt's last
- * token must be in the prefill: if it were held back for a first decode step, it would choose
- * nothing, and attend to a cache that was chosen without it. Questions that are asked of the prompt
- * later are not in the window: for these keep more, or use OFFLOAD.
+ * The observation window is the end of the prompt, so the prompt's last token must be in the
+ * prefill. If it were held back for a first decode step, it would not take part in the choice, and
+ * would attend to a cache that was chosen without it. Later questions about the prompt are not in
+ * the window: for these keep more, or use OFFLOAD.
  *
- * If pages are quantized (kvf_cache_config.pages) policies see the scores of what a step would
- * attend to. With EVICT a kept token that was quantized and is sealed again keeps its bytes. One
- * that returns to the local window or the sink is as it came if its block was the last that was
- * sealed, else dequantized, and is quantized again when it leaves the window.
+ * If pages are quantized (kvf_cache_config.pages), policies score the quantized keys that a step
+ * would attend to. With EVICT a kept token that was quantized and is sealed again keeps its bytes.
+ * One that returns to the local window or the sink is exact if its block was sealed last, else
+ * dequantized; it is quantized again when it leaves the window.
  *
  * Indexes count the tokens of that layer and ascend. Ties go to the lower index. A share of n
  * tokens is floor(n * share).
@@ -76,7 +76,7 @@ typedef enum kvf_retention { KVF_RETENTION_LIST(KVF_ENUMERATOR) } kvf_retention;
 
 typedef enum kvf_eviction { KVF_EVICTION_LIST(KVF_ENUMERATOR) } kvf_eviction;
 
-/** Where StructKV takes its pivot from. */
+/** The source of StructKV's pivot. */
 #define KVF_PIVOT_LIST(X)                                                                          \
     X(KVF_PIVOT_ONLINE, 0, "online", "the layer where attention changes, found during prefill")    \
     X(KVF_PIVOT_CALIBRATED, 1, "calibrated", "`layer`, measured on other text before")             \
@@ -86,14 +86,14 @@ typedef enum kvf_pivot { KVF_PIVOT_LIST(KVF_ENUMERATOR) } kvf_pivot;
 
 #define KVF_PRUNE_LAYER_AUTO UINT32_MAX
 
-/** Settings of a policy. A policy ignores the fields that it does not know. */
+/** Settings of a policy. A policy ignores fields that it does not use. */
 typedef struct kvf_prune_settings {
     size_t size;          /**< set by init */
     float keep;           /**< share of the prompt that a KV head keeps, with the observation window
                              (structkv: without it, here and in the next three); (0, 1] */
     float propagate;      /**< share that deeper layers get, with the observation window; (0, 1] */
     uint32_t keep_tokens; /**< instead of the share; 0 = the share counts */
-    uint32_t propagate_tokens; /**< likewise */
+    uint32_t propagate_tokens; /**< as keep_tokens */
     uint32_t layer;            /**< propagation, filter or pivot layer; AUTO = the policy's own */
     uint32_t window; /**< W: the observation window, newest tokens whose queries score the others
                         and which are always kept */
@@ -376,28 +376,27 @@ KVF_API void kvf_prune_measures(const kvf_prune *prune, double *measures, uint32
 
 /*
  * The first token early, and nothing lost: the layers after the pivot get few tokens so that the
- * answer begins, and the others later. The caller keeps the hidden states of all tokens where the
- * first layer propagates fewer, and has the pruner opened with COMPLETE, so that the layers up to
- * there lose nothing:
+ * answer begins, and the other tokens later. The pruner is opened with COMPLETE, so that the layers
+ * up to the pivot lose nothing. At the pivot, the first layer that propagates fewer tokens, the
+ * caller stores the hidden states of all tokens:
  *
  *     kvf_prune_layer(prune, sequence, layer, stream, &result);
  *     if (result.propagate && !has_pivot)         // the pivot
- *         kvf_hidden_put(hidden, 0, tokens, rows, stream); has_pivot = 1; pivot = layer;
+ *         kvf_hidden_put(hidden, 0, tokens, states, stream); has_pivot = 1; pivot = layer;
  *     ...
  *     answer: kvf_decode                          // with what was pruned
  *     kvf_complete_begin(cache, sequence, pivot + 1, tokens, stream, &whole);
  *     while there is time, for each layer after the pivot, for each chunk of all tokens:
- *         kvf_hidden_get(hidden, first, count, rows, stream);
+ *         kvf_hidden_get(hidden, first, count, states, stream);
  *         the MLP of the layer before; queries, keys, values
  *         kvf_prefill(cache, &chunk of whole, stream);
- *         the rest of attention; kvf_hidden_put(hidden, first, count, rows, stream);
+ *         the rest of attention; kvf_hidden_put(hidden, first, count, states, stream);
  *     for each layer: kvf_prefill of whole with the tokens that were decoded meanwhile
  *     kvf_complete_end(cache, sequence, whole, stream);
  *
  * Every chunk gives the bits of an unpruned prefill that is cut in the same places. So at the end
- * the sequence is that of an unpruned prefill of the prompt and of the tokens that were decoded
- * meanwhile, whatever those attended to. Until then it can be decoded, cut, forked, saved and
- * destroyed as any other.
+ * the sequence is the same as after an unpruned prefill of the prompt and of the tokens that were
+ * decoded meanwhile. Until then it can be decoded, cut, forked, saved and destroyed as any other.
  */
 
 /**
@@ -416,8 +415,8 @@ KVF_API KVF_CHECKED kvf_status kvf_complete_begin(kvf_cache *cache, kvf_sequence
                                                   kvf_stream *stream, kvf_sequence **whole);
 
 /**
- * The sequence goes on completed, under the same handle. @p whole is destroyed, with the
- * pruned one. Recordings of the sequence cannot be replayed any more.
+ * The sequence continues completed, under the same handle. @p whole and the pruned content are
+ * destroyed. Recordings of the sequence cannot be replayed any more.
  *
  * All layers of @p whole hold as many tokens as the sequence had positions. If the sequence was cut
  * to fewer tokens than the prompt's, cut @p whole as well, before other tokens come.
@@ -429,57 +428,58 @@ KVF_API KVF_CHECKED kvf_status kvf_complete_begin(kvf_cache *cache, kvf_sequence
 KVF_API KVF_CHECKED kvf_status kvf_complete_end(kvf_cache *cache, kvf_sequence *sequence,
                                                 kvf_sequence *whole, kvf_stream *stream);
 
-/** Hidden states that wait, a row per token: in host memory, or in a file. */
+/** Hidden states that wait, one per token: in host memory, or in a file. */
 typedef struct kvf_hidden kvf_hidden;
 
-/** Memory that rows reserve. */
+/** Memory that hidden states reserve. */
 typedef struct kvf_hidden_plan {
-    uint64_t host_bytes; /**< all rows, or the window in front of a file: 4 MiB or one row */
+    uint64_t host_bytes; /**< all states, or the buffer of a file: 4 MiB, at least one state */
     uint64_t disk_bytes; /**< the file; 0 = there is none */
 } kvf_hidden_plan;
 
 /** Memory that kvf_hidden_open would reserve. Thread: any, a pure function of numbers. */
-KVF_API void kvf_hidden_plan_make_sized(uint64_t row_bytes, uint32_t rows_max, int on_disk,
+KVF_API void kvf_hidden_plan_make_sized(uint64_t state_bytes, uint32_t states_max, int on_disk,
                                         kvf_hidden_plan *plan, size_t size);
-static inline void kvf_hidden_plan_make(uint64_t row_bytes, uint32_t rows_max, int on_disk,
+static inline void kvf_hidden_plan_make(uint64_t state_bytes, uint32_t states_max, int on_disk,
                                         kvf_hidden_plan *plan)
 {
-    kvf_hidden_plan_make_sized(row_bytes, rows_max, on_disk, plan, sizeof *plan);
+    kvf_hidden_plan_make_sized(state_bytes, states_max, on_disk, plan, sizeof *plan);
 }
 
 /**
- * Room for @p rows_max rows of @p row_bytes each.
+ * Room for @p states_max hidden states of @p state_bytes each.
  *
- * @param disk_path  folder of a private file (mode 0600, without a name, gone with the rows), such
- *                   as the disk_path of the cache; NULL = all rows are in memory. Its room is
+ * @param disk_path  folder of a private file (mode 0600, without a name, gone on close), such as
+ *                   the disk_path of the cache; NULL = all states are in memory. Its room is
  *                   reserved now
  * @return KVF_OK; KVF_INVALID; KVF_SYSTEM with errno, if the file cannot be made or there is no
  *         room for it; KVF_OUT_OF_MEMORY, KVF_PIN_FAILED
  */
-KVF_API KVF_CHECKED kvf_status kvf_hidden_open(kvf_runtime *runtime, uint64_t row_bytes,
-                                               uint32_t rows_max, const char *disk_path,
+KVF_API KVF_CHECKED kvf_status kvf_hidden_open(kvf_runtime *runtime, uint64_t state_bytes,
+                                               uint32_t states_max, const char *disk_path,
                                                kvf_hidden **out);
 /** After the streams that used it were waited for. NULL is fine. */
 KVF_API void kvf_hidden_close(kvf_hidden *hidden);
 
 /**
- * Keep rows first ... first + count - 1. @p rows is memory of the device.
+ * Store hidden states first ... first + count - 1. @p states is device memory.
  *
- * @return KVF_OK; KVF_INVALID; KVF_SYSTEM with errno if the file cannot be written: these rows are
- *         lost, and the sequence stays pruned
+ * @return KVF_OK; KVF_INVALID; KVF_SYSTEM with errno if the file cannot be written: these states
+ *         are lost, and the sequence stays pruned
  *
  * Stream: enqueues; with a file it waits. Thread: one at a time.
  */
 KVF_API KVF_CHECKED kvf_status kvf_hidden_put(kvf_hidden *hidden, uint32_t first, uint32_t count,
-                                              const void *rows, kvf_stream *stream);
+                                              const void *states, kvf_stream *stream);
 /** Bring them back. As kvf_hidden_put. */
 KVF_API KVF_CHECKED kvf_status kvf_hidden_get(kvf_hidden *hidden, uint32_t first, uint32_t count,
-                                              void *rows, kvf_stream *stream);
+                                              void *states, kvf_stream *stream);
 
 /* ---- StructKV's pivot on its own ---- */
 
 /* For a program that finds the layer of KVF_PIVOT_CALIBRATED with its own runs of a model, as
- * `kvferry tune` does: a policy of its own asks for KVF_PRUNE_PROFILE and collects the measures. */
+ * `kvferry tune` does: its own policy sets KVF_PRUNE_PROFILE in `needs` and collects the measures.
+ */
 
 /** Shape of a layer's attention: means over its query heads. */
 typedef struct kvf_structkv_measures {

@@ -11,7 +11,7 @@
  *     sa.sequence = sequence; sa.path = "prompt.kvs"; sa.model = "llama-3.1-8b:5f1e...";
  *     kvf_sequence_save(cache, &sa, stream, &save);     // enqueues; decoding may go on
  *     ...
- *     kvf_save_finish(save, &error);                    // waits, and says whether it is saved
+ *     kvf_save_finish(save, &error);                    // waits; KVF_OK if the file is whole
  *
  *     kvf_restore_args ra;
  *     kvf_restore_args_init(&ra);
@@ -23,8 +23,8 @@
  * the pages, so the file is smaller and does not depend on them.
  *
  * After a crash or power loss at any moment the path names the old file, the new one, or none;
- * never a file that opens and is not whole. A file whose size, header or checksums are not those
- * that were saved is refused: KVF_CORRUPT.
+ * never a file that opens and is not whole. A file whose size, header or checksums do not match is
+ * refused: KVF_CORRUPT.
  */
 
 #include <kvferry/kvferry.h>
@@ -52,9 +52,9 @@ static inline void kvf_save_args_init(kvf_save_args *args)
 }
 
 /**
- * Save a sequence as it is once @p stream finished what was enqueued before. Tokens that are not in
- * sealed pages are copied on the stream; a thread of its own writes the file. The sequence may go
- * on, fork, or be destroyed meanwhile. Its pages count as used until kvf_save_finish.
+ * Save a sequence as it is after the work enqueued on @p stream so far. Tokens that are not in
+ * sealed pages are copied on the stream; a separate thread writes the file. The sequence may
+ * continue, fork, or be destroyed meanwhile. Its pages count as used until kvf_save_finish.
  *
  * A prompt that a pruner began is saved without the pruner's state: save between prompts.
  *
@@ -74,16 +74,17 @@ KVF_API int kvf_save_is_done(const kvf_save *save);
  * cache like any other. If it returns KVF_OK the file is there, whole and durable.
  *
  * @param error   filled on failure; may be NULL
- * @return KVF_OK; KVF_SYSTEM with errno, such as ENOSPC, EIO, or EFBIG beyond RLIMIT_FSIZE: the
- *         file that was there before is as it was, unless the text says that the new file's name
- *         could not be made durable; KVF_NOT_FINITE; KVF_OUT_OF_MEMORY; KVF_DEVICE_FAILED
+ * @return KVF_OK; KVF_SYSTEM with errno, such as ENOSPC, EIO, or EFBIG beyond RLIMIT_FSIZE. An
+ *         earlier file under this path is then unchanged, unless the text mentions that the new
+ *         file's name could not be made durable. KVF_NOT_FINITE; KVF_OUT_OF_MEMORY;
+ *         KVF_DEVICE_FAILED
  */
 KVF_API KVF_CHECKED kvf_status kvf_save_finish(kvf_save *save, kvf_error *error);
 
 typedef struct kvf_restore_args {
     size_t size; /**< set by init */
     const char *path;
-    const char *model; /**< must be what the file says; NULL = any */
+    const char *model; /**< must equal the file's; NULL = any */
     uint32_t exact;    /**< 1 (default) = refuse a file that would not continue bit for bit under
                           the settings of this cache, and name the setting; 0 = take its tokens */
 } kvf_restore_args;
@@ -95,16 +96,17 @@ static inline void kvf_restore_args_init(kvf_restore_args *args)
 }
 
 /**
- * Make a sequence from a file. Geometry (layers, heads, head_dim, value_dim, dtype, head_mask and
- * what streaming heads keep) must be that of the file, and so must the attention parameters of
- * every layer (kvf_cache_attention_params): set them before. A page of 64 tokens does not go
- * together with smaller ones. With `exact` every setting that decides what is attended must be too.
- * Without it, if one is another, the sequence is as if its tokens had been appended without
- * queries: the next step chooses a static set again; if all are the same, it continues bit for bit,
- * too. Settings of transfer, limits and statistics may always differ.
+ * Make a sequence from a file. The cache's geometry (layers, heads, head_dim, value_dim, dtype,
+ * head_mask, streaming_sink and streaming windows) must equal the file's, and so must the attention
+ * parameters of every layer (kvf_cache_attention_params): set them before. A file with pages of 64
+ * tokens needs a cache with such pages, and the reverse. With `exact` every setting that decides
+ * which tokens are attended must be equal as well. Without it, if such a setting differs, the
+ * sequence is as if its tokens had been appended without queries: the next step chooses a static
+ * set again. If all are equal, it continues bit for bit. Settings of transfer, limits and
+ * statistics may always differ.
  *
  * @return KVF_OK; KVF_SYSTEM if the file cannot be read; KVF_CORRUPT if it is damaged;
- *         KVF_UNSUPPORTED for another format version; KVF_INVALID names the setting or the model
+ *         KVF_UNSUPPORTED for another format version. KVF_INVALID names the setting or the model
  *         that differs; KVF_FULL if tokens_max, sequences_max or the page pool is too small
  *
  * Stream: enqueues on @p stream, and waits for it. On failure no sequence was made.
@@ -127,8 +129,8 @@ typedef struct kvf_saved {
 } kvf_saved;
 
 /**
- * Read what a file says of itself. Its header is checked as a whole; the pages are checked only
- * with @p verify = 1, or when the sequence is restored.
+ * Read the header of a file, and check it as a whole. Pages are checked only with @p verify = 1, or
+ * when the sequence is restored.
  *
  * @param note       receives at most @p capacity bytes of the caller's note; may be NULL if 0
  * @param error      filled on failure; may be NULL

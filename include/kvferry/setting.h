@@ -38,8 +38,8 @@ typedef struct kvf_setting {
     uint32_t bytes; /**< of the field, all elements of an array together */
     size_t offset;  /**< of the field in its struct */
     double low, high;
-    const char *const *names; /**< NAME: texts by value, NULL after the last; "" = text cannot say
-                                 this value (a pointer belongs to it) */
+    const char *const *names; /**< NAME: texts by value, NULL after the last; "" = no text for this
+                                 value, because a pointer belongs to it */
     const char *special;      /**< text of one value out of range, such as "auto"; NULL = none */
     double special_value;
     const char *meaning; /**< one line */
@@ -49,8 +49,8 @@ typedef struct kvf_setting {
 KVF_API const char *kvf_setting_range(const kvf_setting *setting, char *text, size_t capacity);
 
 /**
- * Set the field of @p config from text. A field that lies beyond its `size` (offset + bytes) is of
- * a later library: leave it out. Whole numbers may end with K, M or G (1024s; KiB is K), switches
+ * Set the field of @p config from text. A field beyond its `size` (offset + bytes) belongs to a
+ * later library: leave it out. Whole numbers may end with K, M or G (1024s; KiB is K), switches
  * are on, off, 1 or 0, arrays are separated by commas; TEXT is borrowed. A number is written as in
  * the C locale, here and below, independent of setlocale.
  *

@@ -169,48 +169,48 @@ class Pruner(Handle):
 
 
 class Hidden(Handle):
-    """Hidden states that wait until a pruned sequence is completed, a row per token.
+    """Hidden states that wait until a pruned sequence is completed, one per token.
 
-    disk_path  a folder: they are in a private file there, behind a small window of memory. None = all
+    disk_path  a folder: they are in a private file there, read and written through a small buffer. None = all
                are in host memory
 
-    >>> hidden.put(0, rows)                         # of all tokens, at the pivot
+    >>> hidden.put(0, states)                       # of all tokens, at the pivot
     >>> whole = sequence.complete_begin(pivot + 1, tokens)
-    >>> hidden.get(first, rows)                     # later, chunk by chunk
+    >>> hidden.get(first, states)                   # later, chunk by chunk
     """
 
-    def __init__(self, runtime: Runtime, row_bytes: int, rows_max: int, disk_path: Any = None) -> None:
+    def __init__(self, runtime: Runtime, state_bytes: int, states_max: int, disk_path: Any = None) -> None:
         handle = runtime._node.check()
         folder = None if disk_path is None else without_nul("disk_path", os.fsencode(disk_path))
-        super().__init__(Node("hidden", _opened(handle, lib.kvf_hidden_open, handle, row_bytes, rows_max,
+        super().__init__(Node("hidden", _opened(handle, lib.kvf_hidden_open, handle, state_bytes, states_max,
                                                 folder),
                               behind_work(runtime._node, lib.kvf_hidden_close), runtime._node))
-        self.runtime, self.row_bytes = runtime, row_bytes
+        self.runtime, self.state_bytes = runtime, state_bytes
 
     @staticmethod
-    def plan_for(row_bytes: int, rows_max: int, on_disk: bool = False) -> HiddenPlan:
-        """Bytes that so many rows reserve."""
+    def plan_for(state_bytes: int, states_max: int, on_disk: bool = False) -> HiddenPlan:
+        """Bytes that so many states reserve."""
         plan = HiddenPlan()
-        lib.kvf_hidden_plan_make_sized(row_bytes, rows_max, on_disk, *sized(plan))
+        lib.kvf_hidden_plan_make_sized(state_bytes, states_max, on_disk, *sized(plan))
         return plan
 
-    def put(self, first: int, rows: Any, stream: Optional[Stream] = None) -> None:
-        """Keep rows, the first of which is row `first`."""
-        self._move(lib.kvf_hidden_put, first, rows, "source", stream)
+    def put(self, first: int, states: Any, stream: Optional[Stream] = None) -> None:
+        """Store states, the first as number `first`."""
+        self._move(lib.kvf_hidden_put, first, states, "source", stream)
 
-    def get(self, first: int, rows: Any, stream: Optional[Stream] = None) -> None:
-        """Bring rows back, as many as `rows` has room for."""
-        self._move(lib.kvf_hidden_get, first, rows, "to", stream)
+    def get(self, first: int, states: Any, stream: Optional[Stream] = None) -> None:
+        """Bring states back, from number `first` on, as many as fit `states`."""
+        self._move(lib.kvf_hidden_get, first, states, "to", stream)
 
-    def _move(self, call: Any, first: int, rows: Any, name: str, stream: Optional[Stream]) -> None:
-        address, size = _raw(rows, name)
-        if size % self.row_bytes:
-            raise Invalid("rows has %d bytes: it must have whole rows of %d" % (size, self.row_bytes))
-        stream, waits = self.runtime._stream_for(stream, rows)
+    def _move(self, call: Any, first: int, states: Any, name: str, stream: Optional[Stream]) -> None:
+        address, size = _raw(states, name)
+        if size % self.state_bytes:
+            raise Invalid("states is %d bytes long: it must hold whole states of %d" % (size, self.state_bytes))
+        stream, waits = self.runtime._stream_for(stream, states)
         with self._node.lock:
-            self.runtime._must(call(self._node.check(), first, size // self.row_bytes, address,
+            self.runtime._must(call(self._node.check(), first, size // self.state_bytes, address,
                                     stream._node.check()))
-        stream._keep(rows)
+        stream._keep(states)
         if waits:
             stream.wait()
 

@@ -2,10 +2,10 @@
 
 /*
  * Part of kvferry/prune.h. Hidden states that wait until there is time: in host memory, or in a
- * private file behind a small window of it.
+ * private file through a small buffer.
  *
- * Knows states and bytes, not what they are of. Invariant: a state is moved by one copy of the
- * stream, to or from memory that no other state has until that copy is done.
+ * A state is opaque bytes here. Invariant: a state is moved by one copy of the stream, to or from
+ * memory that no other state uses until that copy is done.
  */
 
 #include <kvferry/prune.h>
@@ -30,7 +30,7 @@ struct kvf_hidden {
     uint32_t states_max;
     uint32_t piece_states; /* of each piece but the last */
     uint32_t piece_count;
-    hidden_piece *pieces; /* of all states; with a file there is one, the window */
+    hidden_piece *pieces; /* of all states; with a file there is one, its buffer */
     bool on_disk;
     kvf_disk_file file;
 };
@@ -43,13 +43,13 @@ static uint32_t states_of_piece(uint64_t state_bytes, uint32_t states_max, bool 
     return states < 1 ? 1 : states < states_max ? (uint32_t)states : states_max;
 }
 
-void kvf_hidden_plan_make_sized(uint64_t row_bytes, uint32_t rows_max, int on_disk,
+void kvf_hidden_plan_make_sized(uint64_t state_bytes, uint32_t states_max, int on_disk,
                                 kvf_hidden_plan *plan, size_t size)
 {
-    const uint64_t all = row_bytes * rows_max;
+    const uint64_t all = state_bytes * states_max;
     kvf_hidden_plan own = {.host_bytes = all};
     if (on_disk && all) {
-        own.host_bytes = row_bytes * states_of_piece(row_bytes, rows_max, true);
+        own.host_bytes = state_bytes * states_of_piece(state_bytes, states_max, true);
         own.disk_bytes = all;
     }
     KVF_SIZED_GIVE(plan, size, &own);
@@ -74,7 +74,7 @@ static kvf_status open_hidden(kvf_hidden *h, const char *disk_path)
     h->piece_count = h->on_disk ? 1 : (h->states_max - 1) / h->piece_states + 1;
     h->pieces = kvf_alloc(h->runtime->context, h->piece_count, sizeof *h->pieces);
     if (!h->pieces)
-        KVF_FAIL(h->runtime->context, KVF_OUT_OF_MEMORY, "no memory for hidden states of %u rows",
+        KVF_FAIL(h->runtime->context, KVF_OUT_OF_MEMORY, "no memory for %u hidden states",
                  h->states_max);
     KVF_TRY(take_pieces(h));
     return h->on_disk ? kvf_disk_file_open(h->runtime->context, disk_path,
@@ -82,22 +82,22 @@ static kvf_status open_hidden(kvf_hidden *h, const char *disk_path)
                       : KVF_OK;
 }
 
-kvf_status kvf_hidden_open(kvf_runtime *runtime, uint64_t row_bytes, uint32_t rows_max,
+kvf_status kvf_hidden_open(kvf_runtime *runtime, uint64_t state_bytes, uint32_t states_max,
                            const char *disk_path, kvf_hidden **out)
 {
     KVF_CHECK_OPENS(runtime, runtime, out);
-    if (row_bytes == 0 || row_bytes > STATE_BYTES_MAX || rows_max == 0)
+    if (state_bytes == 0 || state_bytes > STATE_BYTES_MAX || states_max == 0)
         KVF_FAIL(runtime->context, KVF_INVALID,
-                 "row_bytes = %llu, rows_max = %u: a row has 1 to %llu bytes, and there is one or "
-                 "more",
-                 (unsigned long long)row_bytes, rows_max, (unsigned long long)STATE_BYTES_MAX);
+                 "state_bytes = %llu, states_max = %u: a state takes 1 to %llu bytes, and "
+                 "there is at least one",
+                 (unsigned long long)state_bytes, states_max, (unsigned long long)STATE_BYTES_MAX);
     kvf_hidden *h = kvf_alloc(runtime->context, 1, sizeof *h);
     if (!h)
         KVF_FAIL(runtime->context, KVF_OUT_OF_MEMORY, "no memory for hidden states");
     h->runtime = runtime;
     kvf_context_hold(runtime->context);
-    h->state_bytes = row_bytes;
-    h->states_max = rows_max;
+    h->state_bytes = state_bytes;
+    h->states_max = states_max;
     h->on_disk = disk_path != NULL;
     const kvf_status status = open_hidden(h, disk_path);
     if (status == KVF_OK)
@@ -150,17 +150,18 @@ static kvf_status check_states(const kvf_hidden *h, uint32_t first, uint32_t cou
     KVF_TRY(kvf_stream_check(h->runtime->device, stream));
     if (first > h->states_max || count > h->states_max - first)
         KVF_FAIL(h->runtime->context, KVF_INVALID,
-                 "first = %u, count = %u: there is room for %u rows", first, count, h->states_max);
+                 "first = %u, count = %u: there is room for %u states", first, count,
+                 h->states_max);
     if (!memory && count > 0)
-        KVF_FAIL(h->runtime->context, KVF_INVALID, "rows is NULL with count = %u", count);
+        KVF_FAIL(h->runtime->context, KVF_INVALID, "states is NULL with count = %u", count);
     return KVF_OK;
 }
 
-kvf_status kvf_hidden_put(kvf_hidden *h, uint32_t first, uint32_t count, const void *rows,
+kvf_status kvf_hidden_put(kvf_hidden *h, uint32_t first, uint32_t count, const void *states,
                           kvf_stream *stream)
 {
-    const char *from = rows;
-    KVF_TRY(check_states(h, first, count, rows, stream));
+    const char *from = states;
+    KVF_TRY(check_states(h, first, count, states, stream));
     for (uint32_t done = 0; done < count;) {
         const hidden_span s = span_at(h, first + done, count - done);
         KVF_TRY(kvf_memory_copy(stream, s.device, from + done * h->state_bytes, s.bytes));
@@ -173,11 +174,11 @@ kvf_status kvf_hidden_put(kvf_hidden *h, uint32_t first, uint32_t count, const v
     return KVF_OK;
 }
 
-kvf_status kvf_hidden_get(kvf_hidden *h, uint32_t first, uint32_t count, void *rows,
+kvf_status kvf_hidden_get(kvf_hidden *h, uint32_t first, uint32_t count, void *states,
                           kvf_stream *stream)
 {
-    char *to = rows;
-    KVF_TRY(check_states(h, first, count, rows, stream));
+    char *to = states;
+    KVF_TRY(check_states(h, first, count, states, stream));
     for (uint32_t done = 0; done < count;) {
         const hidden_span s = span_at(h, first + done, count - done);
         if (h->on_disk)

@@ -255,7 +255,7 @@ SPECIAL = {
 def numbers(name):
     """Whole numbers by the names of parameters."""
     return {"tokens": 2, "bytes": 4096, "tasks": 1, "count": 1, "batch": 1, "capacity": 64, "layers": 1,
-            "heads": 1, "rows_max": 4, "row_bytes": 128}.get(name, 0)
+            "heads": 1, "states_max": 4, "state_bytes": 128}.get(name, 0)
 
 
 def value_of(w, function, name, kind):

@@ -277,7 +277,7 @@ class Policies(Base):
                     self.assertEqual(os.listdir(folder), [])
                     with self.assertRaisesRegex(kvferry.Invalid, "first = 6, count = 4: there is room for 9"):
                         hidden.get(6, back)
-                    with self.assertRaisesRegex(kvferry.Invalid, "rows has 100 bytes"):
+                    with self.assertRaisesRegex(kvferry.Invalid, "states is 100 bytes long"):
                         hidden.put(0, back.reshape(-1)[:25])
         with self.assertRaisesRegex(kvferry.Error, "none: a file cannot be made there"):
             kvferry.Hidden(self.runtime, 192, 9, "none")

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Hidden states that wait, in memory and in a file: rows come back with their bytes however they
+ * Hidden states that wait, in memory and in a file: states come back with their bytes however they
  * were cut, every refusal and every failure has a name, and nothing of a failure is left.
  */
 
@@ -15,40 +15,40 @@
 
 #include "common/random.h"
 
-#define SEED      23u
-#define ROW_BYTES 49152u /* a window of a file has 85 of them */
-#define ROWS      200u
+#define SEED        23u
+#define STATE_BYTES 49152u /* a window of a file has 85 of them */
+#define STATES      200u
 
-typedef struct rows_world {
+typedef struct states_world {
     kvf_runtime *runtime;
     kvf_stream *stream;
     kvf_hidden *hidden;
-    char *host;       /* [ROWS] rows, as the device may see them */
+    char *host;       /* [STATES] states, as the device may see them */
     void *pinned;     /* of `host`, as it is freed */
     char *host_alias; /* as the device sees it */
-    void *device;     /* [ROWS] */
-    char *wanted;     /* [ROWS] */
-} rows_world;
+    void *device;     /* [STATES] */
+    char *wanted;     /* [STATES] */
+} states_world;
 
 static const char *const folders[] = {NULL, "/tmp"};
 
-static void rows_open(rows_world *w, const char *folder)
+static void states_open(states_world *w, const char *folder)
 {
     const kvf_runtime_config rc = test_runtime_config();
     void *alias = NULL;
-    *w = (rows_world){0};
+    *w = (states_world){0};
     assert_int_equal(test_runtime_open(&rc, &w->runtime, NULL), KVF_OK);
     test_ok(w, kvf_stream_create(w->runtime, &w->stream));
-    test_ok(w, kvf_pinned_alloc(w->runtime, ROWS * ROW_BYTES, &w->pinned, &alias));
-    test_ok(w, kvf_memory_alloc(w->runtime, ROWS * ROW_BYTES, &w->device));
-    test_ok(w, kvf_hidden_open(w->runtime, ROW_BYTES, ROWS, folder, &w->hidden));
+    test_ok(w, kvf_pinned_alloc(w->runtime, STATES * STATE_BYTES, &w->pinned, &alias));
+    test_ok(w, kvf_memory_alloc(w->runtime, STATES * STATE_BYTES, &w->device));
+    test_ok(w, kvf_hidden_open(w->runtime, STATE_BYTES, STATES, folder, &w->hidden));
     w->host = w->pinned;
     w->host_alias = alias;
-    w->wanted = calloc(ROWS, ROW_BYTES);
+    w->wanted = calloc(STATES, STATE_BYTES);
     assert_non_null(w->wanted);
 }
 
-static void rows_close(rows_world *w)
+static void states_close(states_world *w)
 {
     test_ok(w, kvf_stream_wait(w->stream));
     kvf_hidden_close(w->hidden);
@@ -59,10 +59,10 @@ static void rows_close(rows_world *w)
     free(w->wanted);
 }
 
-/* New bytes for some rows. */
-static kvf_status put(rows_world *w, uint32_t first, uint32_t count, uint64_t *random)
+/* New bytes for some states. */
+static kvf_status put(states_world *w, uint32_t first, uint32_t count, uint64_t *random)
 {
-    const size_t at = (size_t)first * ROW_BYTES, bytes = (size_t)count * ROW_BYTES;
+    const size_t at = (size_t)first * STATE_BYTES, bytes = (size_t)count * STATE_BYTES;
     for (size_t i = 0; i < bytes; i += 8) {
         const uint64_t word = kvf_random_next(random);
         memcpy(w->wanted + at + i, &word, sizeof word);
@@ -74,51 +74,53 @@ static kvf_status put(rows_world *w, uint32_t first, uint32_t count, uint64_t *r
     return status;
 }
 
-static kvf_status get(rows_world *w, uint32_t first, uint32_t count)
+static kvf_status get(states_world *w, uint32_t first, uint32_t count)
 {
     const kvf_status status = kvf_hidden_get(w->hidden, first, count, w->device, w->stream);
     if (status == KVF_OK)
-        test_ok(w, kvf_memory_copy(w->stream, w->host_alias, w->device, (size_t)count * ROW_BYTES));
+        test_ok(w,
+                kvf_memory_copy(w->stream, w->host_alias, w->device, (size_t)count * STATE_BYTES));
     test_ok(w, kvf_stream_wait(w->stream));
     return status;
 }
 
-static void expect_rows(rows_world *w, uint32_t first, uint32_t count)
+static void expect_states(states_world *w, uint32_t first, uint32_t count)
 {
     test_ok(w, get(w, first, count));
-    assert_memory_equal(w->host, w->wanted + (size_t)first * ROW_BYTES, (size_t)count * ROW_BYTES);
+    assert_memory_equal(w->host, w->wanted + (size_t)first * STATE_BYTES,
+                        (size_t)count * STATE_BYTES);
 }
 
-TEST(rows_come_back)
+TEST(states_come_back)
 {
     for (size_t i = 0; i < sizeof folders / sizeof *folders; i++) {
         uint64_t random = test_seed(SEED);
-        rows_world w;
-        rows_open(&w, folders[i]);
-        test_ok(&w, put(&w, 0, ROWS, &random));
+        states_world w;
+        states_open(&w, folders[i]);
+        test_ok(&w, put(&w, 0, STATES, &random));
         for (uint32_t round = 0; round < test_afford(12); round++) {
-            const uint32_t first = kvf_random_below(&random, ROWS);
-            const uint32_t count = kvf_random_below(&random, ROWS - first + 1);
+            const uint32_t first = kvf_random_below(&random, STATES);
+            const uint32_t count = kvf_random_below(&random, STATES - first + 1);
             test_ok(&w, put(&w, first, count, &random));
-            const uint32_t other = kvf_random_below(&random, ROWS);
-            expect_rows(&w, other, kvf_random_below(&random, ROWS - other + 1));
+            const uint32_t other = kvf_random_below(&random, STATES);
+            expect_states(&w, other, kvf_random_below(&random, STATES - other + 1));
         }
-        expect_rows(&w, 0, ROWS);
-        rows_close(&w);
+        expect_states(&w, 0, STATES);
+        states_close(&w);
     }
 }
 
-/* The planned bytes are taken, and those of one row or one window. */
+/* The planned bytes are taken, and those of one state or one buffer. */
 TEST(what_is_planned_is_taken)
 {
     kvf_runtime *runtime = test_runtime();
     kvf_hidden_plan memory, disk;
-    kvf_hidden_plan_make(ROW_BYTES, ROWS, 0, &memory);
-    kvf_hidden_plan_make(ROW_BYTES, ROWS, 1, &disk);
-    assert_int_equal(memory.host_bytes, ROWS * ROW_BYTES);
+    kvf_hidden_plan_make(STATE_BYTES, STATES, 0, &memory);
+    kvf_hidden_plan_make(STATE_BYTES, STATES, 1, &disk);
+    assert_int_equal(memory.host_bytes, STATES * STATE_BYTES);
     assert_int_equal(memory.disk_bytes, 0);
-    assert_int_equal(disk.host_bytes, (4u << 20) / ROW_BYTES * ROW_BYTES);
-    assert_int_equal(disk.disk_bytes, ROWS * ROW_BYTES);
+    assert_int_equal(disk.host_bytes, (4u << 20) / STATE_BYTES * STATE_BYTES);
+    assert_int_equal(disk.disk_bytes, STATES * STATE_BYTES);
     kvf_hidden_plan_make(6u << 20, 3, 1, &disk);
     assert_int_equal(disk.host_bytes, 6u << 20);
     kvf_hidden_plan_make(100, 3, 1, &disk);
@@ -127,8 +129,8 @@ TEST(what_is_planned_is_taken)
         kvf_hidden *hidden = NULL;
         const uint64_t before = runtime->context->live_bytes;
         kvf_hidden_plan plan;
-        kvf_hidden_plan_make(ROW_BYTES, ROWS, folders[i] != NULL, &plan);
-        test_expect(runtime, kvf_hidden_open(runtime, ROW_BYTES, ROWS, folders[i], &hidden),
+        kvf_hidden_plan_make(STATE_BYTES, STATES, folders[i] != NULL, &plan);
+        test_expect(runtime, kvf_hidden_open(runtime, STATE_BYTES, STATES, folders[i], &hidden),
                     KVF_OK);
         const uint64_t taken = runtime->context->live_bytes - before;
         /* The CUDA device counts what it registers once more. */
@@ -146,17 +148,17 @@ TEST(what_is_planned_is_taken)
 /* ---- failures ---- */
 
 /* Request n of a call fails, for all n: it is named, and the next call does all of it. */
-static void sweep(rows_world *w, const char *what, int code)
+static void sweep(states_world *w, const char *what, int code)
 {
     uint64_t random = test_seed(SEED);
     const bool writes = strcmp(what, "tier write") == 0;
     uint32_t failures = 0;
-    test_ok(w, put(w, 0, ROWS, &random));
+    test_ok(w, put(w, 0, STATES, &random));
     kvf_device_set_fault(w->runtime->device, test_refuse, (void *)what);
     for (int n = 1;; n++) {
         const uint64_t live = w->runtime->context->live_bytes;
         atomic_store(&test_refuse_in, n);
-        const kvf_status status = writes ? put(w, 0, ROWS, &random) : get(w, 0, ROWS);
+        const kvf_status status = writes ? put(w, 0, STATES, &random) : get(w, 0, STATES);
         const bool is_done = atomic_exchange(&test_refuse_in, 0) > 0;
         assert_int_equal(w->runtime->context->live_bytes, live);
         if (is_done) {
@@ -169,26 +171,26 @@ static void sweep(rows_world *w, const char *what, int code)
         assert_int_equal(error->foreign, code);
         if (!strstr(error->text, writes ? "disk_path: writing" : "disk_path: reading"))
             fail_msg("%s", error->text);
-        test_ok(w, put(w, 0, ROWS, &random));
-        expect_rows(w, 0, ROWS);
+        test_ok(w, put(w, 0, STATES, &random));
+        expect_states(w, 0, STATES);
     }
-    assert_int_equal(failures, 3); /* windows of 85 rows */
+    assert_int_equal(failures, 3); /* buffers of 85 states */
     kvf_device_set_fault(w->runtime->device, NULL, NULL);
 }
 
 TEST(a_file_that_fails_is_named)
 {
-    rows_world w;
-    rows_open(&w, "/tmp");
+    states_world w;
+    states_open(&w, "/tmp");
     sweep(&w, "tier write", ENOSPC);
     sweep(&w, "tier read", EIO);
-    rows_close(&w);
+    states_close(&w);
 }
 
 static kvf_status open_hidden(void *user, kvf_error *error)
 {
     kvf_hidden *hidden = NULL;
-    const kvf_status status = kvf_hidden_open(user, ROW_BYTES, ROWS, "/tmp", &hidden);
+    const kvf_status status = kvf_hidden_open(user, STATE_BYTES, STATES, "/tmp", &hidden);
     *error = *kvf_runtime_error(user);
     assert_true((status == KVF_OK) == (hidden != NULL));
     kvf_hidden_close(hidden);
@@ -204,30 +206,30 @@ TEST(each_refusal_at_open)
 
 TEST(wrong_calls_are_refused)
 {
-    rows_world w;
+    states_world w;
     kvf_hidden *hidden = (kvf_hidden *)&w;
-    rows_open(&w, NULL);
+    states_open(&w, NULL);
     test_refused(w.runtime, kvf_hidden_open(w.runtime, 0, 1, NULL, &hidden), KVF_INVALID,
-                 "row_bytes = 0, rows_max = 1: a row has 1 to 67108864 bytes, and there is one or "
-                 "more");
+                 "state_bytes = 0, states_max = 1: a state takes 1 to 67108864 bytes, and "
+                 "there is at least one");
     assert_null(hidden);
     test_refused(w.runtime, kvf_hidden_open(w.runtime, 8, 0, NULL, &hidden), KVF_INVALID,
-                 "row_bytes = 8, rows_max = 0: a row has 1 to 67108864 bytes, and there is one or "
-                 "more");
+                 "state_bytes = 8, states_max = 0: a state takes 1 to 67108864 bytes, and "
+                 "there is at least one");
     test_refused(w.runtime, kvf_hidden_open(w.runtime, (64u << 20) + 1, 1, NULL, &hidden),
                  KVF_INVALID,
-                 "row_bytes = 67108865, rows_max = 1: a row has 1 to 67108864 bytes, and there is "
-                 "one or more");
+                 "state_bytes = 67108865, states_max = 1: a state takes 1 to 67108864 bytes, "
+                 "and there is at least one");
     test_refused(w.runtime, kvf_hidden_open(w.runtime, 8, 1, "/nowhere", &hidden), KVF_SYSTEM,
                  "/nowhere: a file cannot be made there: No such file or directory");
-    test_refused(w.runtime, kvf_hidden_put(w.hidden, ROWS, 1, w.device, w.stream), KVF_INVALID,
-                 "first = 200, count = 1: there is room for 200 rows");
-    test_refused(w.runtime, kvf_hidden_get(w.hidden, 1, ROWS, w.device, w.stream), KVF_INVALID,
-                 "first = 1, count = 200: there is room for 200 rows");
+    test_refused(w.runtime, kvf_hidden_put(w.hidden, STATES, 1, w.device, w.stream), KVF_INVALID,
+                 "first = 200, count = 1: there is room for 200 states");
+    test_refused(w.runtime, kvf_hidden_get(w.hidden, 1, STATES, w.device, w.stream), KVF_INVALID,
+                 "first = 1, count = 200: there is room for 200 states");
     test_refused(w.runtime, kvf_hidden_get(w.hidden, 201, 0, w.device, w.stream), KVF_INVALID,
-                 "first = 201, count = 0: there is room for 200 rows");
+                 "first = 201, count = 0: there is room for 200 states");
     test_refused(w.runtime, kvf_hidden_put(w.hidden, 0, 2, NULL, w.stream), KVF_INVALID,
-                 "rows is NULL with count = 2");
-    test_ok(&w, kvf_hidden_put(w.hidden, ROWS, 0, NULL, w.stream));
-    rows_close(&w);
+                 "states is NULL with count = 2");
+    test_ok(&w, kvf_hidden_put(w.hidden, STATES, 0, NULL, w.stream));
+    states_close(&w);
 }
