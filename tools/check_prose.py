@@ -44,6 +44,8 @@ def comments(path, text):
         for found in re.finditer(r"/\*.*?\*/|//[^\n]*|\"(?:\\.|[^\"\\\n])*\"", text, re.S):
             if found.group().startswith("/"):
                 body = re.sub(r"\n\s*\*", "\n", found.group().strip("/*"))
+                body = re.sub(r"(?<=\n\n)(?: {4,}.*\n|\n)+", "\n", body) # examples
+                body = re.sub(r"\n *@", ". @", body)
                 yield text.count("\n", 0, found.start()) + 1, body
     elif path.endswith(".py"):
         for token in tokenize.generate_tokens(io.StringIO(text).readline):
