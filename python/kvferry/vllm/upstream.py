@@ -72,8 +72,11 @@ def announce(backend: str) -> None:
     register_backend(CUSTOM, backend)
 
 
+_value: Any = property # of a VllmConfig, read when it is asked for: some of them vLLM settles late
+
+
 class Engine:
-    """A VllmConfig. Its values are read when they are asked for: some of them vLLM settles late."""
+    """A VllmConfig."""
 
     def __init__(self, config: VllmConfig) -> None:
         self.config: VllmConfig = config
@@ -91,65 +94,29 @@ class Engine:
 
     # -- the model --
 
-    @property
-    def has_model(self) -> bool:
-        return self.config.model_config is not None
-
-    @property
-    def folder(self) -> str:
-        """Its files, or a name of them elsewhere."""
-        return self.config.model_config.model
-
-    @property
-    def text(self) -> Any:
-        """The part of config.json that decoders have."""
-        return self.config.model_config.hf_text_config
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.config.model_config.dtype
-
-    @property
-    def quantization(self) -> Any:
-        """The part of config.json about quantization, if there is one."""
-        return getattr(self.config.model_config.hf_config, "quantization_config", None)
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of a request, at most."""
-        return self.config.model_config.max_model_len
-
-    @property
-    def is_hybrid(self) -> bool:
-        """Whether linear or Mamba layers are beside attention."""
-        return self.config.model_config.is_hybrid
-
-    @property
-    def has_reference_windows(self) -> bool:
-        return self.config.model_config.rswa_window is not None
-
-    @property
-    def layers_in_all(self) -> int:
-        """Layers of all ranks."""
-        return self.config.model_config.get_total_num_hidden_layers()
-
-    @property
-    def kv_heads_in_all(self) -> int:
-        return self.config.model_config.get_total_num_kv_heads()
-
-    @property
-    def hidden(self) -> int:
-        return self.config.model_config.get_hidden_size()
-
-    @property
-    def vocabulary(self) -> int:
-        return self.config.model_config.get_vocab_size()
+    has_model: bool = _value(lambda self: self.config.model_config is not None)
+    folder: str = _value(lambda self: self.config.model_config.model) # its files, or a name of them elsewhere
+    text: Any = _value(lambda self: self.config.model_config.hf_text_config) # the part of config.json that decoders have
+    dtype: torch.dtype = _value(lambda self: self.config.model_config.dtype)
+    # The part of config.json about quantization, if there is one.
+    quantization: Any = _value(lambda self: getattr(self.config.model_config.hf_config, "quantization_config", None))
+    tokens: int = _value(lambda self: self.config.model_config.max_model_len) # of a request, at most
+    is_hybrid: bool = _value(lambda self: self.config.model_config.is_hybrid) # linear or Mamba layers are beside attention
+    has_reference_windows: bool = _value(lambda self: self.config.model_config.rswa_window is not None)
+    layers_in_all: int = _value(lambda self: self.config.model_config.get_total_num_hidden_layers()) # of all ranks
+    kv_heads_in_all: int = _value(lambda self: self.config.model_config.get_total_num_kv_heads())
+    hidden: int = _value(lambda self: self.config.model_config.get_hidden_size())
+    vocabulary: int = _value(lambda self: self.config.model_config.get_vocab_size())
 
     # -- ranks --
 
-    @property
-    def device_type(self) -> str:
-        return self.config.device_config.device_type
+    device_type: str = _value(lambda self: self.config.device_config.device_type)
+    ranks: int = _value(lambda self: self.config.parallel_config.tensor_parallel_size) # share the heads of every layer
+    stages: int = _value(lambda self: self.config.parallel_config.pipeline_parallel_size) # share the layers
+    ranks_in_all: int = _value(lambda self: self.config.parallel_config.world_size)
+    rank: int = _value(lambda self: self.config.parallel_config.rank)
+    number: int = _value(lambda self: self.config.parallel_config.data_parallel_index) # among engines side by side
+    has_micro_batches: bool = _value(lambda self: self.config.parallel_config.use_ubatching)
 
     @property
     def card_bytes(self) -> Optional[int]:
@@ -157,38 +124,21 @@ class Engine:
         return None if IS_CPU else Platform.get_device_total_memory()
 
     @property
-    def ranks(self) -> int:
-        """That share the heads of every layer."""
-        return self.config.parallel_config.tensor_parallel_size
-
-    @property
-    def stages(self) -> int:
-        """That share the layers."""
-        return self.config.parallel_config.pipeline_parallel_size
-
-    @property
-    def ranks_in_all(self) -> int:
-        return self.config.parallel_config.world_size
-
-    @property
-    def rank(self) -> int:
-        return self.config.parallel_config.rank
-
-    @property
-    def number(self) -> int:
-        """Among engines side by side."""
-        return self.config.parallel_config.data_parallel_index
-
-    @property
     def shares_contexts(self) -> bool:
         return self.config.parallel_config.decode_context_parallel_size > 1 or \
             self.config.parallel_config.prefill_context_parallel_size > 1
 
-    @property
-    def has_micro_batches(self) -> bool:
-        return self.config.parallel_config.use_ubatching
-
     # -- what it serves --
+
+    # Tokens of a pass for which there will be CUDA graphs, if there are any.
+    graph_sizes: Optional[List[int]] = _value(lambda self: self.config.compilation_config.cudagraph_capture_sizes)
+    tokens_of_a_pass: int = _value(lambda self: self.config.scheduler_config.max_num_batched_tokens)
+    # Host memory for vLLM's own blocks, of which it makes a connector.
+    offload_gib: Optional[float] = _value(lambda self: self.config.cache_config.kv_offloading_size)
+    offload_backend: str = _value(lambda self: self.config.cache_config.kv_offloading_backend)
+    sleeps: bool = _value(lambda self: self.config.model_config.enable_sleep_mode) # may be put to sleep on a GPU
+    settings: Any = _value(lambda self: self.config.additional_config) # --additional-config
+    backends_by_kind: Dict[str, Any] = _value(lambda self: self.config.attention_config.backend_per_kind)
 
     @property
     def requests(self) -> int:
@@ -198,15 +148,6 @@ class Engine:
     @requests.setter
     def requests(self, count: int) -> None:
         self.config.scheduler_config.max_num_seqs = count
-
-    @property
-    def graph_sizes(self) -> Optional[List[int]]:
-        """Tokens of a pass for which there will be CUDA graphs, if there are any."""
-        return self.config.compilation_config.cudagraph_capture_sizes
-
-    @property
-    def tokens_of_a_pass(self) -> int:
-        return self.config.scheduler_config.max_num_batched_tokens
 
     @property
     def drafts(self) -> int:
@@ -225,33 +166,10 @@ class Engine:
         return self.config.kv_transfer_config.kv_connector or "a connector"
 
     @property
-    def offload_gib(self) -> Optional[float]:
-        """Host memory for vLLM's own blocks, of which it makes a connector."""
-        return self.config.cache_config.kv_offloading_size
-
-    @property
-    def offload_backend(self) -> str:
-        return self.config.cache_config.kv_offloading_backend
-
-    @property
-    def sleeps(self) -> bool:
-        """Whether it may be put to sleep on a GPU."""
-        return self.config.model_config.enable_sleep_mode
-
-    @property
     def has_graphs(self) -> bool:
         """Whether whole passes of steps are, or may be, CUDA graphs."""
         mode: Optional[CUDAGraphMode] = self.config.compilation_config.cudagraph_mode
         return mode is not None and mode.decode_mode() == CUDAGraphMode.FULL
-
-    @property
-    def settings(self) -> Any:
-        """--additional-config."""
-        return self.config.additional_config
-
-    @property
-    def backends_by_kind(self) -> Dict[str, Any]:
-        return self.config.attention_config.backend_per_kind
 
     @property
     def asks_for_custom(self) -> bool:
@@ -264,25 +182,12 @@ class Engine:
 
     # -- blocks --
 
-    @property
-    def cache_dtype(self) -> str:
-        return self.config.cache_config.cache_dtype
-
-    @property
-    def block_tokens(self) -> int:
-        return self.config.cache_config.block_size
-
-    @property
-    def block_tokens_were_said(self) -> bool:
-        return self.config.cache_config.user_specified_block_size
-
-    @property
-    def has_fast_prefill(self) -> bool:
-        return self.config.cache_config.kv_sharing_fast_prefill
-
-    @property
-    def share_of_card(self) -> float:
-        return self.config.cache_config.gpu_memory_utilization
+    cache_dtype: str = _value(lambda self: self.config.cache_config.cache_dtype)
+    block_tokens: int = _value(lambda self: self.config.cache_config.block_size)
+    block_tokens_were_said: bool = _value(lambda self: self.config.cache_config.user_specified_block_size)
+    blocks_were_said: bool = _value(lambda self: self.config.cache_config.num_gpu_blocks_override is not None)
+    has_fast_prefill: bool = _value(lambda self: self.config.cache_config.kv_sharing_fast_prefill)
+    share_of_card: float = _value(lambda self: self.config.cache_config.gpu_memory_utilization)
 
     @property
     def bytes_of_blocks(self) -> Optional[int]:
@@ -300,16 +205,10 @@ class Engine:
         assert count is not None
         return count
 
-    @property
-    def blocks_were_said(self) -> bool:
-        return self.config.cache_config.num_gpu_blocks_override is not None
-
     # -- layers --
 
-    @property
-    def layers(self) -> Dict[str, Any]:
-        """Layers of a rank, once they are made: those with attention, and others."""
-        return self.config.compilation_config.static_forward_context
+    # Layers of a rank, once they are made: those with attention, and others.
+    layers: Dict[str, Any] = _value(lambda self: self.config.compilation_config.static_forward_context)
 
     def implementations(self, kind: type) -> Dict[str, Any]:
         """Implementations of a class, by their layers."""
