@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Train the recall model from scratch on the CPU (needs torch, numpy, safetensors, tokenizers).
+"""Train the recall model from scratch on the CPU (needs torch and transformers).
 
   train.py --out model --work /tmp/recall
 
@@ -8,9 +8,9 @@ runs the phases of PHASES in order. Each phase leaves a checkpoint in the work f
 phase whose checkpoint is there is skipped, so a stopped run can be started again. After each
 phase, and every few minutes, the model in HF format is written to the output folder.
 
-The model is a plain Llama; the module names below are those of HF Transformers. A sample has
-two parts: a document (or passage) of n words, and a tail with the questions (or the recital).
-Only the tail is supervised. There are three ways of attention:
+The model is a plain Llama of HF Transformers, with an attention of its own. A sample has two
+parts: a document (or passage) of n words, and a tail with the questions (or the recital). Only
+the tail is supervised. There are three ways of attention:
 
   full    causal
   local   document words see the first words and a window before them only; tail words see
@@ -28,6 +28,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
+from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
 
 import generate as gen
 
@@ -65,26 +66,6 @@ MAX_POSITION = 24000
 IGNORE = -100
 
 # Model ---------------------------------------------------------------------------------------
-
-
-class Norm(nn.Module):
-    def __init__(self, dim):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(dim))
-
-    def forward(self, x):
-        return F.rms_norm(x, x.shape[-1:], self.weight, CONFIG["rms_norm_eps"])
-
-
-def linear(inputs, outputs, gain=0.7):
-    layer = nn.Linear(inputs, outputs, bias=False)
-    nn.init.normal_(layer.weight, std=gain / math.sqrt(inputs))
-    return layer
-
-
-def rotate(x, cos, sin):
-    half = x.shape[-1] // 2
-    return x * cos + torch.cat((-x[..., half:], x[..., :half]), -1) * sin
 
 
 class Plan:
@@ -168,135 +149,78 @@ def local_attention(q, k, v):
     return out.reshape(b, h, blocks * BLOCK, d)[:, :, :n]
 
 
-class Attention(nn.Module):
-    def __init__(self, dim, heads, kv, d):
-        super().__init__()
-        self.q_proj, self.o_proj = linear(dim, heads * d), linear(heads * d, dim, 0.25)
-        self.k_proj, self.v_proj = linear(dim, kv * d), linear(dim, kv * d)
-        self.heads, self.kv, self.d = heads, kv, d
-        self.finds = False
-
-    def forward(self, x, cos, sin, plan, last):
-        b, t, _ = x.shape
-        start = plan.n if last else 0
-        y = x[:, start:]
-        q = self.q_proj(y).view(b, t - start, self.heads, self.d).transpose(1, 2)
-        k = self.k_proj(x).view(b, t, self.kv, self.d).transpose(1, 2)
-        v = self.v_proj(x).view(b, t, self.kv, self.d).transpose(1, 2)
-        q, k = rotate(q, cos[:, :, start:], sin[:, :, start:]), rotate(k, cos, sin)
-        group = self.heads // self.kv
-        n = plan.n
-        tail = q[:, :, n - start:]
-        mask = None
-        if self.finds and plan.goal is not None:
-            plan.page_loss = page_loss(tail, k, plan)
-        if plan.pages:
-            with torch.no_grad():
-                mask = select_pages(tail, k, plan).repeat_interleave(group, 1)
-        k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
-        if start == 0 and not plan.local and mask is None and plan.boost is None:
-            out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        else:
-            if mask is None:
-                mask = torch.arange(t)[None] <= torch.arange(n, t)[:, None]
-            if plan.boost is not None:
-                mask = torch.where(mask, plan.boost, -math.inf)
-            out = F.scaled_dot_product_attention(tail, k, v, mask)
-            if start < n:
-                q, k, v = q[:, :, :n], k[:, :, :n], v[:, :, :n]
-                if plan.local and n > BLOCK:
-                    head = local_attention(q, k, v)
-                    if plan.rows is not None:
-                        head = self.look_far(head, q, k, v, plan)
-                else:
-                    head = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-                out = torch.cat((head, out), 2)
-        return self.o_proj(out.transpose(1, 2).reshape(b, t - start, -1))
+def look_far(out, q, k, v, plan):
+    """Replace the outputs of the words in plan.rows by those of full attention."""
+    key, row = torch.arange(plan.n), plan.rows[:, None, :, None]
+    mask = key <= row
+    if plan.boost is not None:
+        near = (row - key).abs() < WINDOW
+        mask = torch.where(mask, plan.boost[..., :plan.n].masked_fill(near, 0.0), -math.inf)
+    row = row.expand(-1, q.shape[1], -1, q.shape[3])
+    far = F.scaled_dot_product_attention(q.gather(2, row), k, v, mask)
+    return out.scatter(2, row, far)
 
 
-    def look_far(self, out, q, k, v, plan):
-        """Replace the outputs of the words in plan.rows by those of full attention."""
-        key, row = torch.arange(plan.n), plan.rows[:, None, :, None]
-        mask = key <= row
-        if plan.boost is not None:
-            near = (row - key).abs() < WINDOW
-            mask = torch.where(mask, plan.boost[..., :plan.n].masked_fill(near, 0.0), -math.inf)
-        row = row.expand(-1, self.heads, -1, self.d)
-        far = F.scaled_dot_product_attention(q.gather(2, row), k, v, mask)
-        return out.scatter(2, row, far)
-
-
-class MLP(nn.Module):
-    def __init__(self, dim, inner):
-        super().__init__()
-        self.gate_proj, self.up_proj = linear(dim, inner), linear(dim, inner)
-        self.down_proj = linear(inner, dim, 0.25)
-
-    def forward(self, x):
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
-
-
-class Layer(nn.Module):
-    def __init__(self, c):
-        super().__init__()
-        dim = c["hidden_size"]
-        self.input_layernorm, self.post_attention_layernorm = Norm(dim), Norm(dim)
-        self.self_attn = Attention(dim, c["num_attention_heads"], c["num_key_value_heads"],
-                                   c["head_dim"])
-        self.mlp = MLP(dim, c["intermediate_size"])
-
-    def forward(self, x, cos, sin, plan, last):
-        y = self.self_attn(self.input_layernorm(x), cos, sin, plan, last)
-        x = (x[:, plan.n:] if last else x) + y
-        return x + self.mlp(self.post_attention_layernorm(x))
-
-
-class Body(nn.Module):
-    def __init__(self, c):
-        super().__init__()
-        self.embed_tokens = nn.Embedding(c["vocab_size"], c["hidden_size"])
-        nn.init.normal_(self.embed_tokens.weight, std=0.1)
-        self.embed_tokens.weight.data[:, 0] = 0.5
-        self.layers = nn.ModuleList(Layer(c) for _ in range(c["num_hidden_layers"]))
-        self.norm = Norm(c["hidden_size"])
-
-
-class Llama(nn.Module):
-    def __init__(self, c=CONFIG):
-        super().__init__()
-        self.model = Body(c)
-        d = c["head_dim"]
-        self.freq = c["rope_theta"] ** (-torch.arange(0, d, 2).float() / d)
-
-        self.start_local(self.model.layers[0].self_attn)
-        self.model.layers[1].self_attn.finds = True
-
-    def start_local(self, attention, offsets=(1, 1, 1, 2), pairs=8, size=6.0):
-        """Let the heads of one layer begin as heads that look a fixed number of words back."""
-        embedding = self.model.embed_tokens.weight.data
-        embedding[:, 0] = 0.5
-        half = attention.d // 2
-        scale = size * embedding.square().mean().sqrt() / 0.5
+def attend(module, q, k, v, _, plan, **__):
+    """The attention of a layer, as Transformers calls it. Layer 1 finds the pages of answers."""
+    n, t, tail, mask = plan.n, q.shape[2], q[:, :, plan.n:], None
+    if module.layer_idx == 1 and plan.goal is not None:
+        plan.page_loss = page_loss(tail, k, plan)
+    if plan.pages:
         with torch.no_grad():
-            for head, back in enumerate(offsets):
-                for i in range(pairs):
-                    angle = self.freq[i] * back
-                    at = head * attention.d + i
-                    attention.q_proj.weight[at, 0] += scale * torch.cos(angle)
-                    attention.q_proj.weight[at + half, 0] -= scale * torch.sin(angle)
-            for head in range(attention.kv):
-                at = head * attention.d
-                attention.k_proj.weight[at:at + pairs, 0] += scale
+            mask = select_pages(tail, k, plan).repeat_interleave(module.num_key_value_groups, 1)
+    k, v = (x.repeat_interleave(module.num_key_value_groups, 1) for x in (k, v))
+    if not plan.local and mask is None and plan.boost is None:
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return out.transpose(1, 2), None
+    if mask is None:
+        mask = torch.arange(t)[None] <= torch.arange(n, t)[:, None]
+    if plan.boost is not None:
+        mask = torch.where(mask, plan.boost, -math.inf)
+    out = F.scaled_dot_product_attention(tail, k, v, mask)
+    q, k, v = q[:, :, :n], k[:, :, :n], v[:, :, :n]
+    if module.layer_idx + 1 == CONFIG["num_hidden_layers"]:
+        head = torch.zeros_like(q)  # nobody looks at it
+    elif not plan.local or n <= BLOCK:
+        head = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    else:
+        head = local_attention(q, k, v)
+        if plan.rows is not None:
+            head = look_far(head, q, k, v, plan)
+    return torch.cat((head, out), 2).transpose(1, 2), None
 
-    def forward(self, ids, pos, plan):
-        """Logits of the words from plan.n on."""
-        angle = pos[:, None, :, None].float() * self.freq
-        angle = torch.cat((angle, angle), -1)
-        cos, sin = angle.cos(), angle.sin()
-        x = self.model.embed_tokens(ids)
-        for layer in self.model.layers:
-            x = layer(x, cos, sin, plan, layer is self.model.layers[-1])
-        return self.model.norm(x)
+
+AttentionInterface.register("recall", attend)
+
+
+def make_model():
+    model = LlamaForCausalLM(LlamaConfig.from_dict(dict(CONFIG), attn_implementation="recall"))
+    for name, weight in model.named_parameters():
+        if weight.ndim == 2 and "embed" not in name:
+            gain = 0.25 if "o_proj" in name or "down_proj" in name else 0.7
+            nn.init.normal_(weight, std=gain / math.sqrt(weight.shape[1]))
+    nn.init.normal_(model.model.embed_tokens.weight, std=0.1)
+    start_local(model.model.embed_tokens.weight.data, model.model.layers[0].self_attn)
+    return model
+
+
+def start_local(embedding, attention, offsets=(1, 1, 1, 2), pairs=8, size=6.0):
+    """Let the heads of one layer begin as heads that look a fixed number of words back."""
+    d = attention.head_dim
+    freq = CONFIG["rope_theta"] ** (-torch.arange(0, d, 2).float() / d)
+    embedding[:, 0] = 0.5
+    half = d // 2
+    scale = size * embedding.square().mean().sqrt() / 0.5
+    with torch.no_grad():
+        for head, back in enumerate(offsets):
+            for i in range(pairs):
+                angle = freq[i] * back
+                at = head * d + i
+                attention.q_proj.weight[at, 0] += scale * torch.cos(angle)
+                attention.q_proj.weight[at + half, 0] -= scale * torch.sin(angle)
+        for head in range(CONFIG["num_key_value_heads"]):
+            at = head * d
+            attention.k_proj.weight[at:at + pairs, 0] += scale
 
 
 # Samples -------------------------------------------------------------------------------------
@@ -421,7 +345,7 @@ def step_loss(model, batch, plan, kind):
         plan.goal = goal if plan.seek else None
     if plan.times > 1 and crowd is not None:
         plan.boost = math.log(plan.times) * crowd
-    x = model(ids, pos, plan)
+    x = model.model(ids, position_ids=pos, use_cache=False, plan=plan).last_hidden_state[:, n:]
     target = target[:, n:]
     keep = target != IGNORE
     logits = F.linear(x[keep], model.model.embed_tokens.weight)
@@ -546,8 +470,8 @@ def save(model, folder):
     tokenizer.add_special_tokens(SPECIAL)
     tokenizer.save(os.path.join(folder, "tokenizer.json"))
     path = os.path.join(folder, "model.safetensors")
-    tensors = {k: v.detach().to(torch.bfloat16).contiguous()
-               for k, v in model.state_dict().items()}
+    tensors = {"model." + k: v.detach().to(torch.bfloat16).contiguous()
+               for k, v in model.model.state_dict().items()}
     save_file(tensors, path + ".new", metadata={"format": "pt"})
     os.chmod(path + ".new", 0o644)
     os.replace(path + ".new", path)
@@ -562,7 +486,7 @@ def main():
     torch.set_num_threads(args.threads)
     torch.manual_seed(1)
     os.makedirs(args.work, exist_ok=True)
-    model = Llama()
+    model = make_model()
     print("parameters:", sum(p.numel() for p in model.parameters()))
     for number, phase in enumerate(PHASES):
         path = os.path.join(args.work, phase["name"] + ".pt")
