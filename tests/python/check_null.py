@@ -8,6 +8,7 @@ status give 0, NULL or an empty text, or do nothing.
 usage: check_null.py INCLUDE_FOLDER
 """
 import ctypes
+import functools
 import os
 import pathlib
 import re
@@ -70,166 +71,101 @@ def must(status):
         raise RuntimeError(ctypes.string_at(lib.kvf_runtime_error(None) + 8).decode())
 
 
+# Handles and memory: the call that makes each, into `out`.
+HANDLES = {
+    "runtime": lambda w, out: lib.kvf_runtime_open(w.config("kvf_runtime_config"), out, None),
+    "stream": lambda w, out: lib.kvf_stream_create(w.runtime, out),
+    "cache": lambda w, out: lib.kvf_cache_open(w.runtime, w.config("kvf_cache_config"), out, None),
+    "memory": lambda w, out: lib.kvf_memory_alloc(w.runtime, 4 * FLOATS, out),
+    "pinned": lambda w, out: lib.kvf_pinned_alloc(w.runtime, 4096, out, ctypes.byref(ctypes.c_void_p())),
+    "prune": lambda w, out: lib.kvf_prune_open(w.cache, w.config("kvf_prune_config"), out, None),
+    "hidden": lambda w, out: lib.kvf_hidden_open(w.runtime, 128, 64, None, out),
+    "blocks": lambda w, out: lib.kvf_blocks_open(w.runtime, w.config("kvf_blocks_config"), out, None),
+    "link": lambda w, out: lib.kvf_link_open(w.runtime, out),
+    "disk": lambda w, out: lib.kvf_disk_open(w.runtime, w.folder, 1 << 24, out),
+    "save": lambda w, out: lib.kvf_sequence_save(w.cache, w.config("kvf_save_args"), w.stream, out),
+    "whole": lambda w, out: lib.kvf_complete_begin(w.cache, w.sequence, 1, TOKENS, w.stream, out),
+}
+CACHE = dict(layers=2, query_heads=QUERY_HEADS, kv_heads=KV_HEADS, head_dim=HEAD_DIM, dtype=capi.Dtype.FP32,
+             tokens_max=256, sequences_max=4, select=capi.Select.DYNAMIC, static_ratio=0)
+# Fields of structs of the caller's with which a call is right.
+FIELDS = {
+    "kvf_runtime_config": lambda w: dict(device=capi.Device.HOST, threads=1, allow_unpinned=1),
+    "kvf_cache_config": lambda w: dict(CACHE, observe_window=4),
+    "kvf_blocks_config": lambda w: dict(block_count=8, block_tokens=32),
+    "kvf_save_args": lambda w: dict(sequence=w.sequence, path=os.path.join(w.folder, b"saved"), model=b"m"),
+    "kvf_restore_args": lambda w: dict(path=w.path, model=b"m"),
+    "kvf_prefill_args": lambda w: dict(w.rooms("q k v out"), sequence=w.sequence, tokens=2,
+                                       positions=address((ctypes.c_uint32 * 2)(100, 101))),
+    "kvf_decode_args": lambda w: dict(w.rooms("q k v out lse"), batch=1,
+                                      sequences=address((ctypes.c_void_p * 1)(w.sequence))),
+    "kvf_page_lists": lambda w: dict(w.rooms("indptr indices last_page_len"), capacity=FLOATS),
+    "kvf_blocks_put_args": lambda w: dict(w.rooms("k v slots"), tokens=1, k_stride=KV_HEADS * HEAD_DIM,
+                                          v_stride=KV_HEADS * HEAD_DIM),
+    "kvf_blocks_get_args": lambda w: dict(w.rooms("k v slots"), tokens=1),
+    "kvf_blocks_rows": lambda w: dict(w.rooms("table lengths regions"), rows=1, table_stride=1),
+    "kvf_blocks_decode_args": lambda w: dict(w.rooms("q out lse"), rows=w.config("kvf_blocks_rows")),
+    "kvf_blocks_extend_args": lambda w: dict(w.rooms("starts contexts q out lse"), rows=w.config("kvf_blocks_rows")),
+    "kvf_prune_shape": lambda w: dict(layers=2, kv_heads=KV_HEADS, query_heads=QUERY_HEADS, tokens_max=256),
+}
+
+
+def filled(row, fields):
+    for name, value in fields.items():
+        setattr(row, name, value)
+
+
 class World:
     """Handles and memory, made when an argument needs them."""
 
-    def __init__(self, folder):
-        self.folder = folder
-        self.made = {}
+    def __init__(self, folder, is_empty):
+        """is_empty: whether the sequence has no token."""
+        self.folder, self.is_empty = folder, is_empty
+        self.policy, self.recording = lib.kvf_prune_policy_find(b"snapkv"), None # there is none on the host device
 
     def __getattr__(self, name):
-        if name.startswith(("make_", "fill_", "is_")):
-            raise AttributeError(name)
-        if name not in self.made:
-            self.made[name] = getattr(self, "make_" + name)()
-        return self.made[name]
+        setattr(self, name, self.opened(HANDLES[name]))
+        return getattr(self, name)
 
-    def opened(self, call, *arguments):
+    def opened(self, call):
         out = ctypes.c_void_p()
-        must(call(*arguments, ctypes.byref(out)))
+        must(call(self, ctypes.byref(out)))
         return out.value
 
-    def room(self):
+    @staticmethod
+    def room():
         return address((ctypes.c_float * FLOATS)())
 
-    def make_runtime(self):
-        out, config = ctypes.c_void_p(), self.config("kvf_runtime_config")
-        must(lib.kvf_runtime_open(config, ctypes.byref(out), None))
-        return out.value
+    def rooms(self, names):
+        return {name: self.room() for name in names.split()}
 
-    def make_stream(self):
-        return self.opened(lib.kvf_stream_create, self.runtime)
-
-    def make_cache(self):
-        out = ctypes.c_void_p()
-        must(lib.kvf_cache_open(self.runtime, self.config("kvf_cache_config"), ctypes.byref(out), None))
-        return out.value
-
-    def make_sequence(self):
-        sequence = self.opened(lib.kvf_sequence_create, self.cache)
-        if getattr(self, "is_empty", False):
-            return sequence
-        for layer in range(2):
-            args = capi.PrefillArgs(sequence=sequence, layer=layer, tokens=TOKENS, q=self.room(),
-                                    k=self.room(), v=self.room(), out=self.room())
+    @functools.cached_property
+    def sequence(self):
+        sequence = self.opened(lambda w, out: lib.kvf_sequence_create(w.cache, out))
+        for layer in range(0 if self.is_empty else 2):
+            args = capi.PrefillArgs(sequence=sequence, layer=layer, tokens=TOKENS, **self.rooms("q k v out"))
             must(lib.kvf_prefill_sized(self.cache, *capi.sized(args), self.stream))
-        must(lib.kvf_stream_wait(self.stream))
+            must(lib.kvf_stream_wait(self.stream))
         return sequence
 
-    def make_memory(self):
-        return self.opened(lib.kvf_memory_alloc, self.runtime, 4 * FLOATS)
-
-    def make_pinned(self):
-        host, device = ctypes.c_void_p(), ctypes.c_void_p()
-        must(lib.kvf_pinned_alloc(self.runtime, 4096, ctypes.byref(host), ctypes.byref(device)))
-        return host.value
-
-    def make_policy(self):
-        return lib.kvf_prune_policy_find(b"snapkv")
-
-    def make_prune(self):
-        out = ctypes.c_void_p()
-        must(lib.kvf_prune_open(self.cache, self.config("kvf_prune_config"), ctypes.byref(out), None))
-        return out.value
-
-    def make_hidden(self):
-        return self.opened(lib.kvf_hidden_open, self.runtime, 128, 64, None)
-
-    def make_blocks(self):
-        out = ctypes.c_void_p()
-        must(lib.kvf_blocks_open(self.runtime, self.config("kvf_blocks_config"), ctypes.byref(out), None))
-        return out.value
-
-    def make_link(self):
-        return self.opened(lib.kvf_link_open, self.runtime)
-
-    def make_disk(self):
-        return self.opened(lib.kvf_disk_open, self.runtime, self.folder, 1 << 24)
-
-    def make_save(self):
-        return self.opened(lib.kvf_sequence_save, self.cache, self.config("kvf_save_args"), self.stream)
-
-    def make_whole(self):
-        return self.opened(lib.kvf_complete_begin, self.cache, self.sequence, 1, TOKENS, self.stream)
-
-    def make_recording(self):
-        return None # there is none on the host device
-
-    def make_path(self):
+    @functools.cached_property
+    def path(self):
         must(lib.kvf_save_finish(self.save, None))
         return os.path.join(self.folder, b"saved")
 
     def config(self, kind):
         """The address of a struct of the caller's, filled so that the call is right."""
-        return address(self.struct(kind))
-
-    def struct(self, kind):
         row = STRUCTS[kind]()
         init = getattr(lib, kind + "_init_sized", None)
+        if init:
+            policy = [self.policy] if kind == "kvf_prune_config" else []
+            init(ctypes.byref(row), *policy, ctypes.sizeof(row))
+        filled(row, FIELDS.get(kind, lambda w: {})(self))
         if kind == "kvf_prune_config":
-            init(ctypes.byref(row), self.policy, ctypes.sizeof(row))
-        elif init:
-            init(ctypes.byref(row), ctypes.sizeof(row))
-        getattr(self, "fill_" + kind, lambda row: None)(row)
-        return row
-
-    def fill_kvf_runtime_config(self, row):
-        row.device, row.threads, row.allow_unpinned = capi.Device.HOST, 1, 1
-
-    def fill_kvf_cache_config(self, row):
-        row.layers, row.query_heads, row.kv_heads, row.head_dim = 2, QUERY_HEADS, KV_HEADS, HEAD_DIM
-        row.dtype, row.tokens_max, row.sequences_max, row.observe_window = capi.Dtype.FP32, 256, 4, 4
-        row.select, row.static_ratio = capi.Select.DYNAMIC, 0
-
-    def fill_kvf_blocks_config(self, row):
-        row.block_count, row.block_tokens = 8, 32
-        self.fill_kvf_cache_config(row.cache)
-        row.cache.observe_window = 0
-
-    def fill_kvf_prune_config(self, row):
-        row.settings.window = 4
-
-    def fill_kvf_save_args(self, row):
-        row.sequence, row.path = self.sequence, os.path.join(self.folder, b"saved")
-        row.model, row.note = b"m", None
-
-    def fill_kvf_restore_args(self, row):
-        row.path, row.model = self.path, b"m"
-
-    def fill_kvf_prefill_args(self, row):
-        row.sequence, row.tokens = self.sequence, 2
-        row.q, row.k, row.v, row.out = self.room(), self.room(), self.room(), self.room()
-        row.positions = address((ctypes.c_uint32 * 2)(100, 101))
-
-    def fill_kvf_decode_args(self, row):
-        row.batch, row.sequences = 1, address((ctypes.c_void_p * 1)(self.sequence))
-        row.q, row.k, row.v, row.out, row.lse = (self.room() for _ in range(5))
-
-    def fill_kvf_page_lists(self, row):
-        row.indptr, row.indices, row.last_page_len, row.capacity = self.room(), self.room(), self.room(), FLOATS
-
-    def fill_kvf_blocks_put_args(self, row):
-        row.tokens, row.k, row.v, row.slots = 1, self.room(), self.room(), self.room()
-        row.k_stride = row.v_stride = KV_HEADS * HEAD_DIM
-
-    def fill_kvf_blocks_get_args(self, row):
-        row.tokens, row.k, row.v, row.slots = 1, self.room(), self.room(), self.room()
-
-    def fill_kvf_blocks_rows(self, row):
-        row.rows, row.table_stride = 1, 1
-        row.table, row.lengths, row.regions = self.room(), self.room(), self.room()
-
-    def fill_kvf_blocks_decode_args(self, row):
-        row.rows = self.config("kvf_blocks_rows")
-        row.q, row.out, row.lse = self.room(), self.room(), self.room()
-
-    def fill_kvf_blocks_extend_args(self, row):
-        row.rows = self.config("kvf_blocks_rows")
-        row.starts = row.contexts = self.room()
-        row.q, row.out, row.lse = self.room(), self.room(), self.room()
-
-    def fill_kvf_prune_shape(self, row):
-        row.layers, row.kv_heads, row.query_heads, row.tokens_max = 2, KV_HEADS, QUERY_HEADS, 256
+            row.settings.window = 4
+        if kind == "kvf_blocks_config":
+            filled(row.cache, CACHE)
+        return address(row)
 
 
 # Arguments of one function that are not those that their names say.
@@ -336,8 +272,7 @@ def cases():
 def attempt(case, folder):
     """In a process of its own: a text if the call does not end as it must."""
     function, name, member = case
-    w = World(folder)
-    w.is_empty = function == "kvf_prune_begin"
+    w = World(folder, function == "kvf_prune_begin")
     kinds = API[function][1]
     values = arguments(w, function)
     at = [n for n, _ in kinds].index(name)
