@@ -337,6 +337,75 @@ void naive_result_close(naive_result *r)
     free(r->recall);
 }
 
+/* ---- whole runs ---- */
+
+static void expect_row(const naive_run *x, const naive_result *r, uint32_t layer, uint32_t token,
+                       const void *out, const float *lse)
+{
+    const kvf_cache_config *c = &x->scenario->cc;
+    const double far =
+        naive_distance(r->out, out, c->dtype, (size_t)c->query_heads * test_value_dim(c));
+    if (far > test_tolerance(c->dtype))
+        fail_msg("%s: layer %u token %u is off by %g (allowed %g)", x->what, layer, token, far,
+                 test_tolerance(c->dtype));
+    for (uint32_t h = 0; lse && h < c->query_heads; h++)
+        if (!(fabs(r->lse[h] - (double)lse[h]) <= TEST_LSE_TOLERANCE))
+            fail_msg("%s: layer %u token %u head %u has LSE %g, the naive model has %g", x->what,
+                     layer, token, h, (double)lse[h], r->lse[h]);
+}
+
+static void attend_run(const naive_run *x, naive *n, uint32_t layer, const void *q, naive_result *r)
+{
+    const uint32_t length = n->layers[layer].length;
+    if (!x->sees) {
+        naive_dense(n, layer, q, length, r->out, r->lse);
+        return;
+    }
+    for (uint32_t h = 0; h < n->c.query_heads; h++)
+        for (uint32_t t = 0; t < length; t++)
+            n->attended[(size_t)h * n->c.tokens_max + t] =
+                x->sees(&n->c, layer, h / n->group, length - 1, t) != 0;
+    naive_attend(n, layer, q, n->attended, r);
+}
+
+void naive_expect_run(const naive_run *x)
+{
+    const test_scenario *sc = x->scenario;
+    const uint32_t layers = sc->cc.layers, heads = sc->cc.query_heads;
+    test_trace trace;
+    test_tokens t;
+    test_tokens_spec spec = sc->tokens;
+    naive n;
+    naive_result r;
+    spec.count = sc->prompt + sc->steps;
+    test_run(sc, &trace);
+    test_tokens_make(&t, &sc->cc, &spec);
+    naive_open(&n, &sc->cc, &(kvf_cache_plan){0});
+    naive_result_open(&r, &sc->cc);
+    const size_t row = test_steps_bytes(&t, 1) / layers;
+    for (uint32_t at = 0; at < layers * spec.count; at++) {
+        const uint32_t layer = at / spec.count, i = at % spec.count;
+        const void *q = test_q(&t, layer, i);
+        naive_append(&n, layer, q, test_k(&t, layer, i), test_v(&t, layer, i));
+        if (x->appended)
+            x->appended(&n, &t, layer);
+        if (i < sc->prompt && x->every && i % x->every != 0 && i + 1 != sc->prompt)
+            continue;
+        attend_run(x, &n, layer, q, &r);
+        if (i < sc->prompt) {
+            const size_t place = (size_t)layer * sc->prompt + i;
+            expect_row(x, &r, layer, i, (char *)trace.prefill + place * row, NULL);
+        } else {
+            const size_t place = (size_t)(i - sc->prompt) * layers + layer;
+            expect_row(x, &r, layer, i, (char *)trace.out + place * row, trace.lse + place * heads);
+        }
+    }
+    naive_result_close(&r);
+    naive_close(&n);
+    test_tokens_free(&t);
+    test_trace_free(&trace);
+}
+
 /* ---- scoring ---- */
 
 uint32_t naive_sealed(const naive *n, uint32_t layer)

@@ -17,7 +17,7 @@
  * With fill = tokens as many pages of the highest scores as give no more than pages x P tokens.
  */
 
-#include <kvferry/kvferry.h>
+#include "harness.h"
 
 #define NAIVE_BORDER 1e-4
 
@@ -79,6 +79,21 @@ void naive_result_close(naive_result *r);
 /* A whole decode step, under any policy but CUSTOM (which it takes for HYBRID). */
 void naive_decode(naive *n, uint32_t layer, const void *q, const void *k, const void *v,
                   naive_result *r);
+
+/* A whole run, of which every output is attention over the tokens that its query sees. */
+typedef struct naive_run {
+    const test_scenario *scenario;
+    const char *what;
+    uint32_t every; /* so many tokens of a prompt one is compared, and the last; 0 = all */
+    /* Which tokens a query sees; NULL = all. */
+    int (*sees)(const kvf_cache_config *c, uint32_t layer, uint32_t kv_head, uint32_t query,
+                uint32_t token);
+    /* The newest token of a layer is there; may change what the model holds. NULL = nothing. */
+    void (*appended)(naive *n, const test_tokens *t, uint32_t layer);
+} naive_run;
+
+/* Runs it; outputs, and logarithms of steps, are those of the model. */
+void naive_expect_run(const naive_run *x);
 
 uint32_t naive_sealed(const naive *n, uint32_t layer);
 /* Digest scores of the sealed pages for query heads first .. first+heads-1, reduced over them as

@@ -54,45 +54,6 @@ static kvf_cache_config config_of(const geometry *g)
     return c;
 }
 
-/* Compares a trace with dense attention over everything: some rows of the prefill, every step. */
-static void check_against_dense(const test_scenario *sc, const test_trace *trace, const char *what)
-{
-    naive n;
-    naive_result r;
-    test_tokens t;
-    test_tokens_spec spec = sc->tokens;
-    spec.count = sc->prompt + sc->steps;
-    test_tokens_make(&t, &sc->cc, &spec);
-    naive_open(&n, &sc->cc, &(kvf_cache_plan){0});
-    naive_result_open(&r, &sc->cc);
-    const uint32_t heads = sc->cc.query_heads;
-    const size_t width = (size_t)heads * test_value_dim(&sc->cc),
-                 size = test_dtype_bytes(sc->cc.dtype);
-    const double tolerance = test_tolerance(sc->cc.dtype);
-    for (uint32_t layer = 0; layer < sc->cc.layers; layer++)
-        for (uint32_t i = 0; i < spec.count; i++) {
-            naive_append(&n, layer, test_q(&t, layer, i), test_k(&t, layer, i),
-                         test_v(&t, layer, i));
-            if (i < sc->prompt && i % 23 != 0 && i + 1 != sc->prompt)
-                continue;
-            naive_dense(&n, layer, test_q(&t, layer, i), i + 1, r.out, r.lse);
-            const size_t at = i < sc->prompt ? (size_t)layer * sc->prompt + i
-                                             : (size_t)(i - sc->prompt) * sc->cc.layers + layer;
-            const char *out = i < sc->prompt ? trace->prefill : trace->out;
-            const double far = naive_distance(r.out, out + at * width * size, sc->cc.dtype, width);
-            if (far > tolerance)
-                fail_msg("%s: layer %u token %u is off by %g (allowed %g)", what, layer, i, far,
-                         tolerance);
-            for (uint32_t h = 0; i >= sc->prompt && h < heads; h++)
-                if (!(fabs(r.lse[h] - (double)trace->lse[at * heads + h]) <= TEST_LSE_TOLERANCE))
-                    fail_msg("%s: layer %u token %u head %u has LSE %g, dense %g", what, layer, i,
-                             h, (double)trace->lse[at * heads + h], r.lse[h]);
-        }
-    naive_result_close(&r);
-    naive_close(&n);
-    test_tokens_free(&t);
-}
-
 static void run_against_dense(kvf_cache_config config, uint64_t seed, const char *what)
 {
     const test_scenario sc = {.cc = config,
@@ -100,10 +61,7 @@ static void run_against_dense(kvf_cache_config config, uint64_t seed, const char
                               .prompt = 111,
                               .steps = 10,
                               .chunk = 128};
-    test_trace trace;
-    test_run(&sc, &trace);
-    check_against_dense(&sc, &trace, what);
-    test_trace_free(&trace);
+    naive_expect_run(&(naive_run){.scenario = &sc, .what = what, .every = 23});
 }
 
 TEST(full_budget_is_dense)

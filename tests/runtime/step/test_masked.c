@@ -1,24 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Streaming heads: what a cache with a head mask attends to, head by head, against plain sums in
- * double.
+ * Streaming heads: what a cache with a head mask attends to, head by head, against the naive
+ * model.
  *
  * A streaming head sees token j from query i iff j < sink or j > i - recent, which a layer may have
  * of its own. Retrieval heads are held to the bits that they have in a cache without a mask.
  * Batches and forks have the bits of single sequences: test_forks.c.
  */
 
-#include "harness.h"
-
-#include <math.h>
-
-#include "attention_params.h"
-
-typedef struct expectation {
-    const kvf_cache_config *c;
-    const test_tokens *t;
-} expectation;
+#include "naive.h"
 
 static int is_seen(const kvf_cache_config *c, uint32_t layer, uint32_t kv_head, uint32_t query,
                    uint32_t j)
@@ -27,68 +18,6 @@ static int is_seen(const kvf_cache_config *c, uint32_t layer, uint32_t kv_head, 
         return 1;
     const uint32_t recent = c->layer_windows ? c->layer_windows[layer] : c->streaming_recent;
     return j < c->streaming_sink || query - j < recent;
-}
-
-/* Attention of token `query` by one query head: out [value_dim], returns the log-sum-exp. */
-static double naive_head(const expectation *e, uint32_t layer, uint32_t head, uint32_t query,
-                         double *out)
-{
-    const kvf_cache_config *c = e->c;
-    const uint32_t d = c->head_dim, values = test_value_dim(c);
-    const uint32_t kv_head = head / (c->query_heads / c->kv_heads);
-    const size_t row = d * test_dtype_bytes(c->dtype);
-    const size_t value_row = values * test_dtype_bytes(c->dtype);
-    double *logit = test_alloc((query + 1) * sizeof *logit);
-    double top = test_sink(layer, head), sum = 0.0;
-    float q[256], x[256];
-    kvf_elements_get(q, (char *)test_q(e->t, layer, query) + head * row, c->dtype, d);
-    memset(out, 0, values * sizeof *out);
-    for (int pass = 0; pass < 2; pass++) {
-        if (pass)
-            sum = exp(test_sink(layer, head) - top);
-        for (uint32_t j = 0; j <= query; j++) {
-            if (!is_seen(c, layer, kv_head, query, j))
-                continue;
-            if (pass) {
-                const double weight = exp(logit[j] - top);
-                sum += weight;
-                kvf_elements_get(x, (char *)test_v(e->t, layer, j) + kv_head * value_row, c->dtype,
-                                 values);
-                for (uint32_t i = 0; i < values; i++)
-                    out[i] += weight * (double)x[i];
-                continue;
-            }
-            kvf_elements_get(x, (char *)test_k(e->t, layer, j) + kv_head * row, c->dtype, d);
-            for (uint32_t i = 0; i < d; i++)
-                logit[j] += (double)q[i] * (double)x[i];
-            logit[j] = test_logit(c, layer, logit[j]);
-            top = logit[j] > top ? logit[j] : top;
-        }
-    }
-    for (uint32_t i = 0; i < values; i++)
-        out[i] /= sum;
-    test_release(logit);
-    return top + log(sum);
-}
-
-/* One row of outputs, all query heads; lse may be NULL. */
-static void expect_row(const expectation *e, uint32_t layer, uint32_t query, const void *out,
-                       const float *lse, const char *what)
-{
-    const kvf_cache_config *c = e->c;
-    double want[256];
-    for (uint32_t h = 0; h < c->query_heads; h++) {
-        const double want_lse = naive_head(e, layer, h, query, want);
-        for (uint32_t x = 0; x < test_value_dim(c); x++) {
-            const double got = (double)kvf_element_get(out, c->dtype, h * test_value_dim(c) + x);
-            if (!(fabs(got - want[x]) <= test_tolerance(c->dtype)))
-                fail_msg("%s: layer %u, token %u, head %u, element %u: %g, not %g", what, layer,
-                         query, h, x, got, want[x]);
-        }
-        if (lse && !(fabs((double)lse[h] - want_lse) <= TEST_LSE_TOLERANCE))
-            fail_msg("%s: layer %u, token %u, head %u: lse %g, not %g", what, layer, query, h,
-                     (double)lse[h], want_lse);
-    }
 }
 
 /* Three layers of four KV heads: both kinds, no retrieval head, no streaming head. */
@@ -109,30 +38,9 @@ static kvf_cache_config config_masked(const uint8_t *mask)
     return c;
 }
 
-/* A whole run, every output against the definition. */
 static void expect_run(const test_scenario *sc, const char *what)
 {
-    test_trace trace;
-    test_tokens t;
-    test_tokens_spec spec = sc->tokens;
-    const kvf_cache_config *c = &sc->cc;
-    spec.count = sc->prompt + sc->steps;
-    test_tokens_make(&t, c, &spec);
-    const expectation e = {c, &t};
-    const size_t row = test_steps_bytes(&t, 1) / c->layers;
-    test_run(sc, &trace);
-    for (uint32_t layer = 0; layer < c->layers; layer++) {
-        for (uint32_t i = 0; i < sc->prompt; i++)
-            expect_row(&e, layer, i, (char *)trace.prefill + (layer * sc->prompt + i) * row, NULL,
-                       what);
-        for (uint32_t i = 0; i < sc->steps; i++) {
-            const size_t at = (size_t)i * c->layers + layer;
-            expect_row(&e, layer, sc->prompt + i, (char *)trace.out + at * row,
-                       trace.lse + at * c->query_heads, what);
-        }
-    }
-    test_trace_free(&trace);
-    test_tokens_free(&t);
+    naive_expect_run(&(naive_run){.scenario = sc, .what = what, .sees = is_seen});
 }
 
 TEST(any_mask_is_what_it_says)

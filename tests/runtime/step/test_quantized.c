@@ -12,9 +12,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "attention_params.h"
 #include "cache.h"
-#include "harness.h"
 #include "naive.h"
 #include "quantized.h"
 
@@ -54,51 +52,30 @@ static void repack(const kvf_shape *s, const void *k, const void *v, float *key,
 }
 
 /* Sealed tokens first .. end - 1 of the model but those of the sink. */
-static void seal(naive *n, const kvf_cache_config *c, const test_tokens *t, uint32_t layer,
-                 uint32_t first, uint32_t end)
+static void seal(naive *n, const test_tokens *t, uint32_t layer, uint32_t first, uint32_t end)
 {
+    const kvf_cache_config *c = &n->c;
     const kvf_shape s = token_shape(c);
     for (uint32_t i = kvf_max_u32(first, c->sink_tokens); i < end; i++)
         for (uint32_t h = 0; h < c->kv_heads; h++) {
             const size_t at = (size_t)i * c->kv_heads + h;
             repack(&s, (const char *)test_k(t, layer, i) + h * kvf_key_bytes(&s),
                    (const char *)test_v(t, layer, i) + h * kvf_value_bytes(&s),
-                   n->layers[layer].k + at * c->head_dim,
-                   n->layers[layer].v + at * test_value_dim(c));
+                   n->layers[layer].k + at * c->head_dim, n->layers[layer].v + at * c->value_dim);
         }
 }
 
-static void compare_layer(const test_scenario *sc, const test_trace *trace, const test_tokens *t,
-                          uint32_t layer, uint32_t block)
+static uint32_t sealed_of(const kvf_cache_config *c, uint32_t length)
 {
-    naive n;
-    naive_result r;
-    const kvf_cache_config *c = &sc->cc;
-    naive_open(&n, c, &(kvf_cache_plan){0});
-    naive_result_open(&r, c);
-    const size_t width = (size_t)c->query_heads * test_value_dim(c);
-    uint32_t quantized = 0;
-    for (uint32_t i = 0; i < sc->prompt + sc->steps; i++) {
-        const uint32_t length = i + 1;
-        const uint32_t sealed =
-            length < c->local_tokens ? 0 : (length - c->local_tokens) / block * block;
-        naive_append(&n, layer, test_q(t, layer, i), test_k(t, layer, i), test_v(t, layer, i));
-        seal(&n, c, t, layer, quantized, sealed);
-        quantized = sealed;
-        naive_dense(&n, layer, test_q(t, layer, i), length, r.out, r.lse);
-        const char *out = i < sc->prompt ? trace->prefill : trace->out;
-        const size_t row = i < sc->prompt ? (size_t)layer * sc->prompt + i
-                                          : (size_t)(i - sc->prompt) * c->layers + layer;
-        const double far =
-            naive_distance(r.out, out + row * width * test_dtype_bytes(c->dtype), c->dtype, width);
-        if (far > test_tolerance(c->dtype))
-            fail_msg("pages %d, dtype %d, head_dim %u, pages of %u: layer %u token %u of %u is off "
-                     "by %g",
-                     (int)c->pages, (int)c->dtype, c->head_dim, c->page_size, layer, i, sc->prompt,
-                     far);
-    }
-    naive_result_close(&r);
-    naive_close(&n);
+    const uint32_t size = test_hooks.block_size ? test_hooks.block_size : 32;
+    const uint32_t block = kvf_max_u32(c->page_size, size);
+    return length < c->local_tokens ? 0 : (length - c->local_tokens) / block * block;
+}
+
+static void seal_newest(naive *n, const test_tokens *t, uint32_t layer)
+{
+    const uint32_t length = n->layers[layer].length;
+    seal(n, t, layer, sealed_of(&n->c, length - 1), sealed_of(&n->c, length));
 }
 
 /* Every token of a prompt, and every step, attends to sink and window as they came and to the rest
@@ -124,8 +101,7 @@ TEST(what_was_quantized_is_attended)
                             .steps = 30,
                             .chunk = cases[i / 2].chunk};
         kvf_runtime_config rc = test_runtime_config();
-        test_trace trace;
-        test_tokens t;
+        char what[80];
         sc.rc = &rc;
         test_hooks.block_size = i % 4 < 2 ? 8 : 0;
         sc.cc.pages = forms[i % 2];
@@ -139,15 +115,9 @@ TEST(what_was_quantized_is_attended)
         sc.cc.tokens_max = 160;
         sc.cc.select = i % 3 ? KVF_SELECT_FULL : KVF_SELECT_DYNAMIC;
         sc.cc.budget_tokens = 160;
-        test_run(&sc, &trace);
-        sc.tokens.count = sc.prompt + sc.steps;
-        test_tokens_make(&t, &sc.cc, &sc.tokens);
-        const uint32_t block =
-            kvf_max_u32(sc.cc.page_size, test_hooks.block_size ? test_hooks.block_size : 32);
-        for (uint32_t layer = 0; layer < sc.cc.layers; layer++)
-            compare_layer(&sc, &trace, &t, layer, block);
-        test_tokens_free(&t);
-        test_trace_free(&trace);
+        snprintf(what, sizeof what, "pages %d, dtype %d, head_dim %u, pages of %u",
+                 (int)sc.cc.pages, (int)sc.cc.dtype, sc.cc.head_dim, sc.cc.page_size);
+        naive_expect_run(&(naive_run){.scenario = &sc, .what = what, .appended = seal_newest});
     }
 }
 
@@ -213,11 +183,25 @@ typedef struct lister {
     test_world w;
     test_tokens t;
     kvf_sequence *s, *twin; /* of the same tokens */
+    naive n;                /* of `s` */
+    uint32_t sealed;        /* tokens in `n` */
     kvf_page_lists lists;
     char *pages; /* what was read of them */
     char *out, *wanted;
     float *lse;
 } lister;
+
+/* The model gets a token, and what the sequence has sealed. */
+static void follow(lister *l, uint32_t token)
+{
+    const kvf_layer *layer = &l->s->layers[0];
+    const uint32_t sealed = layer->extent.sealed * layer->kv_group->dims.paging.block_size;
+    naive_append(&l->n, 0, NULL, test_k(&l->t, 0, token), test_v(&l->t, 0, token));
+    if (l->w.config.pages != KVF_PAGES_NATIVE && token + 1 == kvf_sequence_length(l->s, 0)) {
+        seal(&l->n, &l->t, 0, l->sealed, sealed);
+        l->sealed = sealed;
+    }
+}
 
 static void lister_open(lister *l, const kvf_cache_config *c, uint64_t seed)
 {
@@ -229,6 +213,9 @@ static void lister_open(lister *l, const kvf_cache_config *c, uint64_t seed)
     l->twin = test_sequence(&l->w);
     test_fill(&l->w, l->s, &l->t, 0, LISTS_PROMPT);
     test_fill(&l->w, l->twin, &l->t, 0, LISTS_PROMPT);
+    naive_open(&l->n, c, &(kvf_cache_plan){0});
+    for (uint32_t i = 0; i < LISTS_PROMPT; i++)
+        follow(l, i);
     l->lists.capacity = c->kv_heads * kvf_select_pages_max(l->w.cache);
     l->lists.indptr = test_alloc((c->kv_heads + 1) * sizeof *l->lists.indptr);
     l->lists.indices = test_alloc(l->lists.capacity * sizeof *l->lists.indices);
@@ -248,83 +235,51 @@ static void lister_close(lister *l)
     test_release(l->pages);
     test_release(l->out);
     test_release(l->lse);
-}
-
-/* A token as its sequence attends to it. */
-static void attended_token(const lister *l, uint32_t head, uint32_t token, float *key, float *value)
-{
-    const kvf_cache_config *c = &l->w.config;
-    const kvf_layer *layer = &l->s->layers[0];
-    const kvf_shape s = token_shape(c);
-    const char *k = (const char *)test_k(&l->t, 0, token) + head * kvf_key_bytes(&s);
-    const char *v = (const char *)test_v(&l->t, 0, token) + head * kvf_value_bytes(&s);
-    if (c->pages != KVF_PAGES_NATIVE && token >= c->sink_tokens &&
-        token < layer->extent.sealed * layer->kv_group->dims.paging.block_size) {
-        repack(&s, k, v, key, value);
-        return;
-    }
-    for (uint32_t d = 0; d < c->head_dim; d++)
-        key[d] = kvf_element_get(k, c->dtype, d);
-    for (uint32_t d = 0; d < test_value_dim(c); d++)
-        value[d] = kvf_element_get(v, c->dtype, d);
+    naive_close(&l->n);
 }
 
 /* Pages that were read have those tokens, and zeros after the last. */
 static void expect_read(const lister *l)
 {
-    const kvf_cache_config *c = &l->w.config;
-    const uint32_t length = kvf_sequence_length(l->s, 0), both = c->head_dim + test_value_dim(c);
+    const kvf_cache_config *c = &l->n.c;
+    const naive_layer *layer = &l->n.layers[0];
+    const uint32_t both = c->head_dim + c->value_dim;
     for (uint32_t h = 0; h < c->kv_heads; h++)
         for (int32_t i = l->lists.indptr[h]; i < l->lists.indptr[h + 1]; i++)
             for (uint32_t j = 0; j < c->page_size; j++) {
                 const uint32_t token = (uint32_t)l->lists.indices[i] * c->page_size + j;
                 const size_t at = ((size_t)i * c->page_size + j) * both;
-                float x[2 * KVF_HEAD_DIM_MAX] = {0};
-                char want[8 * KVF_HEAD_DIM_MAX];
-                if (token < length)
-                    attended_token(l, h, token, x, x + c->head_dim);
-                for (uint32_t d = 0; d < both; d++)
-                    kvf_element_set(want, c->dtype, d, x[d]);
+                const size_t of = (size_t)token * c->kv_heads + h;
+                char want[8 * KVF_HEAD_DIM_MAX] = {0};
+                for (uint32_t d = 0; token < layer->length && d < both; d++)
+                    kvf_element_set(want, c->dtype, d,
+                                    d < c->head_dim
+                                        ? layer->k[of * c->head_dim + d]
+                                        : layer->v[of * c->value_dim + d - c->head_dim]);
                 assert_memory_equal(l->pages + at * test_dtype_bytes(c->dtype), want,
                                     both * test_dtype_bytes(c->dtype));
             }
 }
 
-/* Attention of the token's queries over the listed tokens, in double. */
-static void expect_attended(const lister *l, uint32_t token)
+/* Attention of the token's queries over the listed tokens. */
+static void expect_attended(lister *l, uint32_t token)
 {
-    const kvf_cache_config *c = &l->w.config;
-    const uint32_t length = kvf_sequence_length(l->s, 0), group = c->query_heads / c->kv_heads;
-    const uint32_t value_dim = test_value_dim(c);
-    for (uint32_t head = 0; head < c->query_heads; head++) {
-        const char *q = test_q(&l->t, 0, token);
-        double top = -INFINITY, sum = 0.0, out[KVF_HEAD_DIM_MAX] = {0};
-        const uint32_t h = head / group;
-        for (uint32_t pass = 0; pass < 2; pass++)
-            for (int32_t i = l->lists.indptr[h]; i < l->lists.indptr[h + 1]; i++) {
-                const uint32_t first = (uint32_t)l->lists.indices[i] * c->page_size;
-                for (uint32_t t = first; t < first + c->page_size && t < length; t++) {
-                    float key[KVF_HEAD_DIM_MAX], value[KVF_HEAD_DIM_MAX];
-                    double logit = 0.0;
-                    attended_token(l, h, t, key, value);
-                    for (uint32_t d = 0; d < c->head_dim; d++)
-                        logit += (double)kvf_element_get(q, c->dtype, head * c->head_dim + d) *
-                                 (double)key[d];
-                    logit = test_logit(c, 0, logit);
-                    top = pass ? top : fmax(top, logit);
-                    const double weight = pass ? exp(logit - top) : 0.0;
-                    sum += weight;
-                    for (uint32_t d = 0; d < value_dim; d++)
-                        out[d] += weight * (double)value[d];
-                }
-            }
-        sum += exp(test_sink(0, head) - top);
-        for (uint32_t d = 0; d < value_dim; d++)
-            out[d] /= sum;
-        assert_true(fabs(top + log(sum) - (double)l->lse[head]) <= TEST_LSE_TOLERANCE);
-        assert_true(naive_distance(out, l->out + head * value_dim * test_dtype_bytes(c->dtype),
-                                   c->dtype, value_dim) <= test_tolerance(c->dtype));
-    }
+    const kvf_cache_config *c = &l->n.c;
+    naive_result r;
+    naive_result_open(&r, c);
+    memset(l->n.attended, 0, (size_t)c->query_heads * c->tokens_max);
+    for (uint32_t head = 0; head < c->query_heads; head++)
+        for (int32_t i = l->lists.indptr[head / l->n.group];
+             i < l->lists.indptr[head / l->n.group + 1]; i++)
+            memset(l->n.attended + (size_t)head * c->tokens_max +
+                       (uint32_t)l->lists.indices[i] * c->page_size,
+                   1, c->page_size);
+    naive_attend(&l->n, 0, test_q(&l->t, 0, token), l->n.attended, &r);
+    for (uint32_t head = 0; head < c->query_heads; head++)
+        assert_true(fabs(r.lse[head] - (double)l->lse[head]) <= TEST_LSE_TOLERANCE);
+    assert_true(naive_distance(r.out, l->out, c->dtype, (size_t)c->query_heads * c->value_dim) <=
+                test_tolerance(c->dtype));
+    naive_result_close(&r);
 }
 
 /* Pages of the caller's choice: any of those there are, the last among them. */
@@ -379,6 +334,7 @@ TEST(listed_pages_are_what_steps_attend_to)
             test_ok(&l.w, kvf_read_pages(l.w.cache, &args, &l.lists, l.w.stream));
             test_decode(&l.w, l.twin, &l.t, 0, token, l.wanted, NULL);
             test_wait(&l.w);
+            follow(&l, token);
             expect_read(&l);
             expect_attended(&l, token);
             /* A list has the whole page that the sink ends within. */
