@@ -18,12 +18,8 @@
 static inline void open_world(test_world *w, const kvf_cache_config *cc, uint32_t arena)
 {
     const kvf_runtime_config rc = test_runtime_config();
-    *w = (test_world){.config = *cc};
-    test_expect(NULL, test_runtime_open(&rc, &w->runtime, NULL), KVF_OK);
-    w->runtime->test_hooks.prefill_arena = arena;
-    test_ok(w, kvf_stream_create(w->runtime, &w->stream));
-    test_ok(w, kvf_cache_open(w->runtime, cc, &w->cache, NULL));
-    test_give_attention_params(w->cache, cc);
+    test_hooks.prefill_arena = arena;
+    test_world_open(w, &rc, cc);
 }
 
 /* ids [kv_heads, count], ascending; the last `window` tokens and, if asked, the first `front` are
