@@ -151,3 +151,27 @@ int refusals_set(const kvf_setting *(*settings)(uint32_t index), void *config, c
     }
     return 0;
 }
+
+/* [1,2,3] */
+static const void *array_of(const char *value)
+{
+    static uint32_t arrays[4][64], next;
+    uint32_t *to = arrays[next++ % 4], count = 0;
+    for (const char *at = value; at; at = strchr(at + 1, ','))
+        to[count++] = (uint32_t)strtoul(at + 1, NULL, 10);
+    return to;
+}
+
+void refusals_put(const refusals_field *fields, void *to, const char *name, const char *value,
+                  const void *here)
+{
+    const void *address = *value == '[' ? array_of(value) : here;
+    const uint64_t number = strtoull(value, NULL, 0); /* a word is 0 */
+    while (fields->name && strcmp(fields->name, name) != 0)
+        fields++;
+    if (!fields->name)
+        fail_msg("there is no field %s", name);
+    memcpy((char *)to + fields->offset,
+           *value == '[' || strcmp(value, "here") == 0 ? (const void *)&address : &number,
+           fields->bytes);
+}

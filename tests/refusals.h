@@ -43,4 +43,19 @@ struct kvf_setting;
 int refusals_set(const struct kvf_setting *(*settings)(uint32_t index), void *config,
                  const char *name, const char *value);
 
+/* A number of a struct, or an address. */
+typedef struct refusals_field {
+    const char *name;
+    size_t offset, bytes;
+} refusals_field;
+#define REFUSALS_FIELD(type, field)                                                                \
+    {                                                                                              \
+#field, offsetof(type, field), sizeof(((type *)0)->field)                                  \
+    }
+
+/* Sets the field @p name of @p to, of those up to one without a name: to a number, to NULL, to
+ * `here`, or to an array [1,2,3] of 32-bit numbers, which stays for the next three. */
+void refusals_put(const refusals_field *fields, void *to, const char *name, const char *value,
+                  const void *here);
+
 #endif

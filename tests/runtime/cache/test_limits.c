@@ -203,46 +203,6 @@ TEST(a_batch_appends_all_or_nothing)
     test_close(&w, &t);
 }
 
-TEST(bad_arguments_are_refused)
-{
-    kvf_cache_config c = test_config_small();
-    test_tokens t;
-    test_world w;
-    float *out = test_scratch(256 * 256 * sizeof *out);
-    test_open(&w, &t, &c, &(test_tokens_spec){.count = 200, .seed = 9, .sharpness = 1.0f});
-    kvf_sequence *s = test_sequence(&w);
-    const kvf_prefill_args good = test_chunk_args(s, &t, 0, 0, 10, out);
-    kvf_prefill_args a = good;
-    a.layer = 1;
-    test_expect(w.runtime, kvf_prefill(w.cache, &a, w.stream), KVF_INVALID);
-    assert_non_null(strstr(kvf_runtime_error(w.runtime)->text, "layer"));
-    a = good;
-    a.tokens = 0;
-    test_expect(w.runtime, kvf_prefill(w.cache, &a, w.stream), KVF_INVALID);
-    a.tokens = c.prefill_chunk_max + 1;
-    test_expect(w.runtime, kvf_prefill(w.cache, &a, w.stream), KVF_INVALID);
-    assert_non_null(strstr(kvf_runtime_error(w.runtime)->text, "129"));
-    a = good;
-    a.k = NULL;
-    test_expect(w.runtime, kvf_prefill(w.cache, &a, w.stream), KVF_INVALID);
-    a = good;
-    a.sequence = NULL;
-    test_expect(w.runtime, kvf_prefill(w.cache, &a, w.stream), KVF_INVALID);
-    kvf_decode_args d = {
-        .batch = 0, .sequences = &s, .q = good.q, .k = good.k, .v = good.v, .out = out};
-    test_expect(w.runtime, kvf_decode(w.cache, &d, w.stream), KVF_INVALID);
-    assert_non_null(strstr(kvf_runtime_error(w.runtime)->text, "batch"));
-    d.batch = 2;
-    test_expect(w.runtime, kvf_decode(w.cache, &d, w.stream), KVF_INVALID);
-    d.batch = 1;
-    d.layer = 7;
-    test_expect(w.runtime, kvf_decode(w.cache, &d, w.stream), KVF_INVALID);
-    assert_int_equal(kvf_sequence_length(s, 0), 0);
-    test_ok(&w, kvf_prefill(w.cache, &good, w.stream));
-    test_wait(&w);
-    test_close(&w, &t);
-}
-
 /* ---- sequences ---- */
 
 /* Sealed pages are shared: many children of a long parent fit into a pool for little more than one.
@@ -393,43 +353,6 @@ TEST(positions_come_back)
         assert_int_equal(kvf_sequence_position(s, 1, i), i);
     assert_int_equal(kvf_sequence_length(s, 0), 190);
     assert_int_equal(kvf_sequence_length(child, 0), 200);
-    test_close(&w, &t);
-}
-
-/* Positions that do not ascend, or have none after them, are refused, and nothing is appended. */
-TEST(positions_must_ascend)
-{
-    kvf_cache_config c = test_config_small();
-    test_tokens t;
-    test_world w;
-    test_open(&w, &t, &c, &(test_tokens_spec){.count = 8, .seed = 5, .sharpness = 1.0f});
-    kvf_sequence *s = test_sequence(&w);
-    float *out = test_scratch(8 * 256 * sizeof *out);
-    const uint32_t bad[3] = {4, 9, 9};
-    kvf_prefill_args a = test_chunk_args(s, &t, 0, 0, 3, out);
-    a.positions = bad;
-    test_expect(w.runtime, kvf_prefill(w.cache, &a, w.stream), KVF_INVALID);
-    assert_non_null(strstr(kvf_runtime_error(w.runtime)->text, "position"));
-    assert_int_equal(kvf_sequence_length(s, 0), 0);
-    a.tokens = 2;
-    test_ok(&w, kvf_prefill(w.cache, &a, w.stream));
-    const uint32_t back = 3;
-    kvf_decode_args d = test_step_args(&s, &t, 0, 2, out);
-    d.positions = &back;
-    test_expect(w.runtime, kvf_decode(w.cache, &d, w.stream), KVF_INVALID);
-    assert_int_equal(kvf_sequence_length(s, 0), 2);
-    const uint32_t no_next = UINT32_MAX, last = UINT32_MAX - 1;
-    d.positions = &no_next;
-    test_expect(w.runtime, kvf_decode(w.cache, &d, w.stream), KVF_INVALID);
-    d.positions = &last;
-    test_ok(&w, kvf_decode(w.cache, &d, w.stream));
-    d.positions = NULL;
-    test_expect(w.runtime, kvf_decode(w.cache, &d, w.stream), KVF_INVALID);
-    a.positions = NULL;
-    test_expect(w.runtime, kvf_prefill(w.cache, &a, w.stream), KVF_INVALID);
-    assert_non_null(strstr(kvf_runtime_error(w.runtime)->text, "positions[1] = 4294967296"));
-    assert_int_equal(kvf_sequence_length(s, 0), 3);
-    test_wait(&w);
     test_close(&w, &t);
 }
 

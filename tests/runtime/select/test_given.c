@@ -2,8 +2,7 @@
 
 /*
  * A caller's own selection: what a policy chose, given to another cache as ids or scores, has that
- * policy's bits; any ids at all attend to what a model of a few lines says; and what has no meaning
- * is refused.
+ * policy's bits; and any ids at all attend to what a model of a few lines says.
  *
  * The choice of a step is read where the library has it; nothing else is looked at inside.
  */
@@ -13,7 +12,6 @@
 #include <math.h>
 
 #include "cache.h"
-#include "refusals.h"
 
 #define ROWS  2u
 #define STEPS (TEST_SANITIZED ? 12u : 30u)
@@ -430,63 +428,4 @@ TEST(page_lists_have_what_was_given)
     const int32_t want[] = {0, 3, 5, (int32_t)sealed};
     assert_memory_equal(to.indices, want, sizeof want);
     pair_close(&x);
-}
-
-/* ---- refusals ---- */
-
-static uint32_t choose_none(void *user, const kvf_select_view *view, int32_t *ids)
-{
-    return 0;
-}
-
-static kvf_status step_row(void *user, char *change, size_t size, kvf_error *error)
-{
-    char *field = NULL;
-    refusals_part(change, &field);
-    const bool is_custom = strcmp(change, "custom") == 0;
-    kvf_cache_config cc =
-        config_of(is_custom || strcmp(change, "-") == 0 ? "select=dynamic" : change);
-    if (is_custom) {
-        cc.select = KVF_SELECT_CUSTOM;
-        cc.select_fn = choose_none;
-    }
-    test_world w;
-    test_tokens t;
-    test_open(&w, &t, &cc, &(test_tokens_spec){.count = 40, .seed = 1, .sharpness = 1.0f});
-    kvf_sequence *s = test_sequence(&w);
-    test_prefill(&w, s, &t, &(test_range){.count = 30, .chunk = 30}, NULL);
-    bool has_scores = false, has_ids = false, attends = false;
-    uintptr_t address = (uintptr_t)test_scratch(64);
-    kvf_decode_args a = test_step_args(&s, &t, 0, 30, test_scratch(4096));
-    a.page_stride = 8;
-    for (char *next; field; field = next) {
-        const char *value = refusals_part(field, &next);
-        has_scores |= strcmp(field, "scores") == 0;
-        has_ids |= strcmp(field, "ids") == 0;
-        attends |= strcmp(field, "lists") == 0;
-        if (strcmp(field, "stride") == 0)
-            a.page_stride = (uint32_t)strtoul(value, NULL, 10);
-        if (strcmp(field, "offset") == 0)
-            address = 0x1000 + strtoul(value, NULL, 10);
-    }
-    a.page_scores = has_scores ? (const float *)address : NULL;
-    a.page_ids = has_ids ? (const int32_t *)address : NULL;
-    kvf_page_lists lists = {.indptr = test_scratch(64),
-                            .indices = test_scratch(4096),
-                            .capacity = 1024,
-                            .last_page_len = test_scratch(64)};
-    const kvf_status status = attends ? kvf_attend_pages(w.cache, &a, &lists, w.stream)
-                                      : kvf_decode(w.cache, &a, w.stream);
-    *error = *kvf_runtime_error(w.runtime);
-    assert_int_equal(kvf_sequence_length(s, 0), 30);
-    a.page_scores = NULL;
-    a.page_ids = NULL;
-    test_ok(&w, kvf_decode(w.cache, &a, w.stream));
-    test_close(&w, &t);
-    return status;
-}
-
-TEST(what_has_no_meaning_is_refused)
-{
-    refusals_check(&(refusals){.path = "tests/runtime/select/given.refusals", .call = step_row});
 }

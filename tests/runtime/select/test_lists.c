@@ -171,34 +171,6 @@ TEST(listed_pages_are_the_best)
     engine_close(&e);
 }
 
-TEST(lists_need_a_ratio_of_zero)
-{
-    kvf_cache_config c = lists_config();
-    c.static_ratio = 0.25f;
-    engine e = {0};
-    engine_open(&e, &c, 1);
-    const kvf_decode_args a = engine_args(&e, 0);
-    test_expect(e.w.runtime, kvf_select_pages(e.w.cache, &a, &e.lists, e.w.stream),
-                KVF_UNSUPPORTED);
-    assert_non_null(strstr(kvf_runtime_error(e.w.runtime)->text, "static_ratio"));
-    assert_int_equal(kvf_sequence_length(e.s[0], 0), prompts[0]);
-    engine_close(&e);
-}
-
-TEST(lists_too_small_are_refused)
-{
-    const kvf_cache_config c = lists_config();
-    engine e = {0};
-    engine_open(&e, &c, 2);
-    const kvf_decode_args a = engine_args(&e, 0);
-    kvf_page_lists lists = e.lists;
-    lists.capacity--;
-    test_expect(e.w.runtime, kvf_select_pages(e.w.cache, &a, &lists, e.w.stream), KVF_INVALID);
-    assert_non_null(strstr(kvf_runtime_error(e.w.runtime)->text, "capacity"));
-    assert_int_equal(kvf_sequence_length(e.s[0], 0), prompts[0]);
-    engine_close(&e);
-}
-
 /* The header says that these calls ignore them. */
 TEST(ignored_fields_are_not_looked_at)
 {

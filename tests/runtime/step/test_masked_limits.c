@@ -170,19 +170,11 @@ TEST(what_needs_pages_is_refused)
     test_world w;
     test_tokens t;
     float *out = test_scratch(HEADS * GROUP * 64 * sizeof *out);
-    int32_t numbers[64] = {0};
     kvf_cache_config c = config_masked(mask_of_all_kinds);
     test_open(&w, &t, &c, &(test_tokens_spec){.count = 9, .seed = 1, .sharpness = 1.0f});
     kvf_sequence *s = test_sequence(&w);
     test_decode(&w, s, &t, 0, 0, out, NULL);
     test_wait(&w);
-    const kvf_decode_args a = test_step_args(&s, &t, 0, 1, out);
-    const kvf_page_lists lists = {
-        .indptr = numbers, .indices = numbers, .capacity = 64, .last_page_len = numbers};
-    test_expect(w.runtime, kvf_select_pages(w.cache, &a, &lists, w.stream), KVF_UNSUPPORTED);
-    expect_text(&w, "head_mask");
-    test_expect(w.runtime, kvf_attend_pages(w.cache, &a, &lists, w.stream), KVF_UNSUPPORTED);
-    expect_text(&w, "head_mask");
     kvf_prune_config pc;
     kvf_prune *prune = NULL;
     kvf_prune_config_init(&pc, NULL);

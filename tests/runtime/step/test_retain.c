@@ -2,7 +2,7 @@
 
 /*
  * Keeping tokens, clearing, and what comes after: scores, decode, forks, replays, dense attention
- * beside it, with layers of different lengths; and what is refused.
+ * beside it, with layers of different lengths.
  *
  * The yardstick is a sequence that is given the kept tokens alone: as they came, but for those that
  * come back to sink or window out of quantized pages, which are what had been quantized. Looks
@@ -455,55 +455,6 @@ TEST(streaming_heads_start_over)
     test_prefill(&w, s, &t, &range, NULL);
     test_prefill(&w, fresh, &t, &range, NULL);
     same_steps(&w, s, fresh, &t, n + 20, 10);
-    test_close(&w, &t);
-}
-
-/* ---- refusals, layers ---- */
-
-TEST(bad_calls_change_nothing)
-{
-    test_world w;
-    test_tokens t;
-    kvf_cache_config cc = config_full();
-    const uint32_t n = 100;
-    open_world(&w, &cc, 0);
-    test_tokens_make(&t, &cc, &(test_tokens_spec){.count = n + 9, .seed = 1, .sharpness = 2.0f});
-    kvf_sequence *s = test_sequence(&w), *twin = test_sequence(&w);
-    test_prefill(&w, s, &t, &(test_range){.count = n, .chunk = 100}, NULL);
-    test_prefill(&w, twin, &t, &(test_range){.count = n, .chunk = 100}, NULL);
-    uint32_t good[] = {1, 5, 99, 0, 5, 98}, order[] = {1, 5, 99, 5, 0, 98};
-    uint32_t twice[] = {1, 5, 5, 0, 5, 98}, beyond[] = {1, 5, 99, 0, 5, 100};
-    void *work = test_scratch(kvf_keep_work_bytes(w.cache));
-#define BAD(call) test_expect(w.runtime, call, KVF_INVALID)
-    BAD(kvf_sequence_keep(w.cache, s, 0, order, 3, work, w.stream));
-    BAD(kvf_sequence_keep(w.cache, s, 0, twice, 3, work, w.stream));
-    BAD(kvf_sequence_keep(w.cache, s, 0, beyond, 3, work, w.stream));
-    BAD(kvf_sequence_keep(w.cache, s, 0, good, 0, work, w.stream));
-    BAD(kvf_sequence_keep(w.cache, s, 0, good, 101, work, w.stream));
-    BAD(kvf_sequence_keep(w.cache, s, 7, good, 3, work, w.stream));
-    BAD(kvf_sequence_keep(w.cache, s, 0, NULL, 3, work, w.stream));
-    BAD(kvf_sequence_keep(w.cache, NULL, 0, good, 3, work, w.stream));
-    BAD(kvf_sequence_seed(w.cache, s, 7, work, w.stream));
-    BAD(kvf_sequence_seed(w.cache, s, 0, NULL, w.stream));
-    BAD(kvf_sequence_clear(w.cache, NULL));
-    float *out = test_scratch(400 * sizeof *out);
-    kvf_scores_args a = {
-        .window = 8, .candidates = 92, .pool_width = 7, .out = out, .pool = KVF_POOL_MAX};
-    kvf_scores_args bad[] = {a, a, a, a, a, a, a, a};
-    bad[0].window = 0;
-    bad[1].window = 9; /* more than observe_window */
-    bad[2].pool_width = 6;
-    bad[3].candidates = cc.tokens_max + 1;
-    bad[4].begin = 93;
-    bad[5].layer = 1;
-    bad[6].out = NULL;
-    bad[7].q = test_q(&t, 0, 0);
-    bad[7].first = 93;
-    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
-        BAD(kvf_sequence_scores(w.cache, s, &bad[i], out, w.stream));
-#undef BAD
-    same_layer(&w, s, twin);
-    same_steps(&w, s, twin, &t, n, 9);
     test_close(&w, &t);
 }
 
