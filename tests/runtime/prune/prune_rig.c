@@ -8,6 +8,8 @@
 
 #include <math.h>
 
+#include "naive_scores.h"
+
 /* ---- a policy that does as it is told ---- */
 
 uint32_t told_stride_ids(const kvf_prune_view *view, uint32_t stride, uint32_t *ids)
@@ -195,52 +197,29 @@ progress rig_run(rig *r, uint32_t count)
     return p;
 }
 
-/* ---- attention restated ---- */
-
-double rig_product(const rig *r, uint32_t layer, uint32_t query, uint32_t head, uint32_t key)
-{
-    const float *q = (const float *)test_q(&r->t, layer, query) + head * DIM;
-    const float *k = (const float *)test_k(&r->t, layer, key) + head / GROUP * DIM;
-    double sum = 0.0;
-    for (uint32_t i = 0; i < DIM; i++)
-        sum += (double)q[i] * (double)k[i];
-    return sum;
-}
-
-void rig_add_attention(const rig *r, uint32_t layer, uint32_t head, const uint32_t *tokens,
-                       uint32_t seen, double *s)
-{
-    double x[TOKENS], top = -INFINITY, sum = 0.0;
-    for (uint32_t j = 0; j < seen; j++) {
-        x[j] = rig_product(r, layer, tokens[seen - 1], head, tokens[j]) / sqrt((double)DIM);
-        top = fmax(top, x[j]);
-    }
-    for (uint32_t j = 0; j < seen; j++)
-        sum += x[j] = exp(x[j] - top);
-    for (uint32_t j = 0; j < seen; j++)
-        s[j] += x[j] / sum;
-}
+/* ---- steps ---- */
 
 void rig_expect_attends(rig *r, kvf_sequence *s, uint32_t layer, const uint32_t *tokens,
                         uint32_t count, uint32_t step)
 {
     float *got = test_scratch(HEADS * DIM * sizeof *got);
+    const kvf_scores_args args = {
+        .layer = layer, .window = 1, .first = count, .candidates = count + 1, .pool_width = 1};
+    double out[KV_HEADS * TOKENS], heads[HEADS * TOKENS];
     uint32_t all[TOKENS];
     memcpy(all, tokens, count * sizeof *all);
     all[count] = PROMPT + step;
     test_decode(&r->w, s, &r->t, layer, PROMPT + step, got, NULL);
     test_wait(&r->w);
-    for (uint32_t head = 0; head < HEADS; head++) {
-        double a[TOKENS] = {0.0};
-        rig_add_attention(r, layer, head, all, count + 1, a);
-        for (uint32_t d = 0; d < DIM; d++) {
-            double want = 0.0;
-            for (uint32_t j = 0; j <= count; j++)
-                want += a[j] * (double)((const float *)test_v(&r->t, layer,
-                                                              all[j]))[head / GROUP * DIM + d];
-            const double off = fabs(want - (double)got[head * DIM + d]);
-            if (!(off <= test_tolerance(KVF_FP32)))
-                fail_msg("layer %u, head %u, channel %u: off by %g", layer, head, d, off);
-        }
+    naive_token_scores(&r->t, all, &args, out, heads);
+    for (uint32_t i = 0; i < HEADS * DIM; i++) {
+        const double *weights = heads + i / DIM * args.candidates;
+        double want = 0.0;
+        for (uint32_t j = 0; j <= count; j++)
+            want += weights[j] * (double)((const float *)test_v(
+                                     &r->t, layer, all[j]))[i / DIM / GROUP * DIM + i % DIM];
+        const double off = fabs(want - (double)got[i]);
+        if (!(off <= test_tolerance(KVF_FP32)))
+            fail_msg("layer %u, head %u, channel %u: off by %g", layer, i / DIM, i % DIM, off);
     }
 }

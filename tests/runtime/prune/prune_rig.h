@@ -4,7 +4,7 @@
 
 /*
  * Helpers of the tests of the pruner: a policy that does as it is told and notes what it was shown,
- * a cache with a prompt on its way through the layers, and attention restated in double.
+ * a cache with a prompt on its way through the layers.
  *
  * Knows nothing of what a test wants to prove.
  */
@@ -81,14 +81,6 @@ void rig_fill_chunk(rig *r, const progress *p, uint32_t first, uint32_t chunk, b
 void rig_fill_layer(rig *r, const progress *p);
 kvf_status rig_prune_layer(rig *r, progress *p);
 progress rig_run(rig *r, uint32_t count);
-
-/* ---- attention restated ---- */
-
-double rig_product(const rig *r, uint32_t layer, uint32_t query, uint32_t head, uint32_t key);
-
-/* Adds the attention of a query over tokens[0 .. seen) to s[0 .. seen). */
-void rig_add_attention(const rig *r, uint32_t layer, uint32_t head, const uint32_t *tokens,
-                       uint32_t seen, double *s);
 
 /* A step attends to `tokens` and to itself, densely. */
 void rig_expect_attends(rig *r, kvf_sequence *s, uint32_t layer, const uint32_t *tokens,

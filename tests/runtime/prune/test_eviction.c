@@ -10,11 +10,11 @@
  * footprint are checked on what remains.
  */
 
-#include "harness.h"
-
 #include <math.h>
 
 #include <kvferry/prune.h>
+
+#include "naive_scores.h"
 
 #define LAYERS 2u
 #define HEADS  2u /* KV heads */
@@ -118,64 +118,6 @@ static uint32_t token_of(const piece *p, uint32_t i)
     return i < p->tokens ? p->first + i : PROMPT - p->patch + (i - p->tokens);
 }
 
-static double dot(const float *a, const float *b)
-{
-    double sum = 0.0;
-    for (uint32_t d = 0; d < DIM; d++)
-        sum += (double)a[d] * (double)b[d];
-    return sum;
-}
-
-/* One query head: what the last `window` tokens of the piece give to each of those before. */
-static void add_attention(const rig *r, const piece *p, uint32_t layer, uint32_t query_head,
-                          uint32_t window, double *sums)
-{
-    double a[PROMPT];
-    const uint32_t n = p->tokens + p->patch;
-    for (uint32_t w = n - window; w < n; w++) {
-        const float *q = (const float *)test_q(&r->t, layer, token_of(p, w)) + query_head * DIM;
-        double top = -INFINITY, sum = 0.0;
-        for (uint32_t j = 0; j <= w; j++) {
-            const float *k = test_k(&r->t, layer, token_of(p, j));
-            a[j] = dot(q, k + query_head / GROUP * DIM) / sqrt((double)DIM);
-            top = a[j] > top ? a[j] : top;
-        }
-        for (uint32_t j = 0; j <= w; j++)
-            sum += a[j] = exp(a[j] - top);
-        for (uint32_t j = 0; j < n - window; j++)
-            sums[j] += a[j] / sum;
-    }
-}
-
-static double pooled(const spec *sp, const double *sums, uint32_t count, uint32_t j)
-{
-    const uint32_t half = sp->pool_width / 2;
-    double out = sp->pool == KVF_POOL_MAX ? -INFINITY : 0.0;
-    for (uint32_t i = j > half ? j - half : 0; i <= j + half && i < count; i++)
-        out = sp->pool == KVF_POOL_MAX ? fmax(out, sums[i]) : out + sums[i];
-    return sp->pool == KVF_POOL_MAX ? out : out / sp->pool_width;
-}
-
-static void score(const rig *r, const piece *p, uint32_t layer, uint32_t head, uint32_t window,
-                  double *out)
-{
-    const uint32_t count = p->tokens + p->patch - window;
-    for (uint32_t g = 0; g < GROUP; g++) {
-        double sums[PROMPT] = {0};
-        add_attention(r, p, layer, head * GROUP + g, window, sums);
-        for (uint32_t j = 0; j < count; j++) {
-            const double x = pooled(r->spec, sums, count, j);
-            const bool is_max = r->spec->reduce == KVF_GROUP_MAX;
-            if (g == 0)
-                out[j] = x;
-            else
-                out[j] = is_max ? fmax(out[j], x) : out[j] + x;
-            if (g + 1 == GROUP && r->spec->reduce == KVF_GROUP_MEAN_SOFTMAX)
-                out[j] /= GROUP;
-        }
-    }
-}
-
 /* Tokens of a chunk that stay beyond its window, in PyramidKV's whole numbers or alike for all. */
 static uint32_t layer_budget(const rig *r, uint32_t layer, uint32_t n, uint32_t window,
                              uint32_t capacity)
@@ -236,21 +178,31 @@ static void look_up(const rig *r, uint32_t layer, uint32_t head, const held *all
 static void check_best(const rig *r, const piece *p, uint32_t layer, uint32_t head,
                        const held *before, const held *got)
 {
-    double scores[PROMPT];
+    double scores[HEADS * PROMPT], heads[HEADS * GROUP * PROMPT];
+    uint32_t tokens[PROMPT];
     bool is_kept[PROMPT] = {0};
     const uint32_t n = p->tokens + p->patch;
     const uint32_t window = r->spec->queries < n ? r->spec->queries : n;
+    const kvf_scores_args a = {.layer = layer,
+                               .window = window,
+                               .first = n - window,
+                               .candidates = n - window,
+                               .pool = r->spec->pool,
+                               .pool_width = r->spec->pool_width,
+                               .group_reduce = r->spec->reduce};
     double lowest = INFINITY, highest = -INFINITY;
-    score(r, p, layer, head, window, scores);
+    for (uint32_t i = 0; i < n; i++)
+        tokens[i] = token_of(p, i);
+    naive_token_scores(&r->t, tokens, &a, scores, heads);
     for (uint32_t i = before->count; i < got->count; i++)
         is_kept[got->ids[i] - p->first] = true;
     for (uint32_t j = n - window; j < p->tokens; j++)
         assert_true(is_kept[j]);
     for (uint32_t j = 0; j < n - window; j++) {
         if (is_kept[j])
-            lowest = fmin(lowest, scores[j]);
+            lowest = fmin(lowest, scores[head * (n - window) + j]);
         else
-            highest = fmax(highest, scores[j]);
+            highest = fmax(highest, scores[head * (n - window) + j]);
     }
     assert_true(highest <= lowest * (1 + 1e-5));
 }

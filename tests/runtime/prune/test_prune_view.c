@@ -9,32 +9,29 @@
 
 #include <math.h>
 
+#include "naive_scores.h"
+
 /* Queries first .. count-1 of these tokens over the first `candidates`, maximum over `width`, mean
  * over the group. */
 static void expect_scores(const rig *r, const sight *s, const progress *p, uint32_t first,
                           uint32_t width)
 {
-    const uint32_t n = s->view.candidates, half = width / 2;
-    for (uint32_t h = 0; h < KV_HEADS; h++) {
-        double want[TOKENS] = {0.0};
-        for (uint32_t g = 0; g < GROUP; g++) {
-            double own[TOKENS] = {0.0};
-            for (uint32_t i = first; i < p->count; i++)
-                rig_add_attention(r, s->view.layer, h * GROUP + g, p->tokens, i + 1, own);
-            for (uint32_t j = 0; j < n; j++) {
-                double best = 0.0;
-                for (uint32_t i = j > half ? j - half : 0; i <= j + half && i < n; i++)
-                    best = fmax(best, own[i]);
-                want[j] += best / GROUP;
-            }
-        }
-        for (uint32_t j = 0; j < n; j++) {
-            const double got = (double)s->scores[h * n + j];
-            /* A sum of up to 160 probabilities in fp32. */
-            if (!(fabs(got - want[j]) <= 2e-5 * (want[j] + 1.0)))
-                fail_msg("layer %u, KV head %u, token %u: score %g, should be %g", s->view.layer, h,
-                         j, got, want[j]);
-        }
+    const uint32_t n = s->view.candidates;
+    const kvf_scores_args a = {.layer = s->view.layer,
+                               .window = p->count - first,
+                               .first = first,
+                               .candidates = n,
+                               .pool = KVF_POOL_MAX,
+                               .pool_width = width,
+                               .group_reduce = KVF_GROUP_MEAN_SOFTMAX};
+    double want[KV_HEADS * PROMPT], heads[HEADS * PROMPT];
+    naive_token_scores(&r->t, p->tokens, &a, want, heads);
+    for (uint32_t i = 0; i < KV_HEADS * n; i++) {
+        const double got = (double)s->scores[i];
+        /* A sum of up to 160 probabilities in fp32. */
+        if (!(fabs(got - want[i]) <= 2e-5 * (want[i] + 1.0)))
+            fail_msg("layer %u, KV head %u, token %u: score %g, should be %g", s->view.layer, i / n,
+                     i % n, got, want[i]);
     }
 }
 
@@ -95,13 +92,17 @@ TEST(profile_comes_with_scores_and_alone)
         const sight *s = &r.told.sights[1];
         assert_int_equal(s->view.candidates, with ? PROMPT - WINDOW : 0);
         assert_int_equal(s->has_profile, 1);
+        enum { SCORED = PROMPT - WINDOW };
+        const kvf_scores_args args = {
+            .layer = 1, .window = WINDOW, .first = SCORED, .candidates = SCORED, .pool_width = 1};
+        double out[KV_HEADS * SCORED], heads[HEADS * SCORED];
+        naive_token_scores(&r.t, p.tokens, &args, out, heads);
         for (uint32_t head = 0; head < HEADS; head++) {
-            double a[TOKENS] = {0.0}, sum = 0.0, entropy = 0.0;
-            for (uint32_t i = PROMPT - WINDOW; i < PROMPT; i++)
-                rig_add_attention(&r, 1, head, p.tokens, i + 1, a);
-            for (uint32_t j = 0; j < PROMPT - WINDOW; j++)
+            const double *a = heads + head * SCORED;
+            double sum = 0.0, entropy = 0.0;
+            for (uint32_t j = 0; j < SCORED; j++)
                 sum += a[j];
-            for (uint32_t j = 0; j < PROMPT - WINDOW; j++)
+            for (uint32_t j = 0; j < SCORED; j++)
                 entropy -= a[j] > 0.0 ? a[j] / sum * log(a[j] / sum) : 0.0;
             assert_true(fabs(entropy - (double)s->profile[head].entropy) < 1e-3);
         }
@@ -122,12 +123,17 @@ TEST(logits_are_products_of_the_last_query)
     for (uint32_t layer = 0; layer < LAYERS; layer++) {
         const sight *s = &r.told.sights[layer];
         expect_view(s, layer, &p, PROMPT);
-        for (uint32_t h = 0; h < KV_HEADS; h++)
-            for (uint32_t j = 0; j < PROMPT; j++) {
-                const double want = rig_product(&r, layer, PROMPT - 1, h * GROUP, j) +
-                                    rig_product(&r, layer, PROMPT - 1, h * GROUP + 1, j);
-                assert_true(fabs(want - (double)s->scores[h * PROMPT + j]) < 1e-3);
-            }
+        const kvf_scores_args a = {.layer = layer,
+                                   .is_raw = 1,
+                                   .window = 1,
+                                   .first = PROMPT - 1,
+                                   .candidates = PROMPT,
+                                   .pool_width = 1,
+                                   .group_reduce = KVF_GROUP_SUM};
+        double want[KV_HEADS * PROMPT], heads[HEADS * PROMPT];
+        naive_token_scores(&r.t, p.tokens, &a, want, heads);
+        for (uint32_t i = 0; i < KV_HEADS * PROMPT; i++)
+            assert_true(fabs(want[i] - (double)s->scores[i]) < 1e-3);
     }
     kvf_sequence_destroy(p.sequence);
     rig_close(&r);

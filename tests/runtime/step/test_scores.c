@@ -8,6 +8,7 @@
  */
 
 #include "cache.h"
+#include "naive_scores.h"
 #include "retain_world.h"
 
 #include <math.h>
@@ -21,82 +22,6 @@ typedef struct scores_case {
     uint32_t is_constant; /* all keys and queries are one row */
     uint32_t rounds;      /* calls that add up */
 } scores_case;
-
-static double product(const test_tokens *t, uint32_t query, uint32_t head, uint32_t key,
-                      uint32_t kv_head)
-{
-    const size_t d = t->head_dim;
-    const void *q = test_q(t, 0, query), *k = test_k(t, 0, key);
-    double sum = 0.0;
-    for (uint32_t i = 0; i < d; i++)
-        sum += (double)kvf_element_get(q, t->dtype, head * d + i) *
-               (double)kvf_element_get(k, t->dtype, kv_head * d + i);
-    return sum;
-}
-
-/* s[begin .. candidates) of one query head, queries first .. first + window - 1. */
-static void head_scores(const test_tokens *t, const kvf_scores_args *a, uint32_t first,
-                        uint32_t head, uint32_t kv_head, double *s)
-{
-    const kvf_cache_config c = {.head_dim = t->head_dim};
-    double *x = test_alloc(t->count * sizeof *x);
-    for (uint32_t j = 0; j < a->candidates; j++)
-        s[j] = 0.0;
-    for (uint32_t w = 0; w < a->window; w++) {
-        const uint32_t end = first + w + 1; /* sees itself */
-        double top = test_sink(0, head), sum;
-        for (uint32_t j = a->begin; j < end; j++) {
-            x[j] = product(t, first + w, head, j, kv_head);
-            if (!a->is_raw)
-                x[j] = test_logit(&c, 0, x[j]);
-            top = fmax(top, x[j]);
-        }
-        sum = exp(test_sink(0, head) - top);
-        for (uint32_t j = a->begin; j < end; j++)
-            sum += exp(x[j] - top);
-        double weight = a->is_weighted ? (w + 1.0) / a->window : 1.0;
-        weight /= a->window_mean ? a->window : 1;
-        for (uint32_t j = a->begin; j < end && j < a->candidates; j++)
-            s[j] += (a->is_raw ? x[j] : exp(x[j] - top) / sum) * weight;
-    }
-    test_release(x);
-}
-
-static double pooled(const kvf_scores_args *a, const double *s, uint32_t j)
-{
-    const int64_t half = a->pool_width / 2;
-    double sum = 0.0, top = -INFINITY;
-    for (int64_t i = (int64_t)j - half; i <= (int64_t)j + half; i++) {
-        if (i < (int64_t)a->begin || i >= (int64_t)a->candidates)
-            continue;
-        sum += s[i];
-        top = fmax(top, s[i]);
-    }
-    return a->pool == KVF_POOL_MAX ? top : sum / a->pool_width;
-}
-
-/* out [kv_heads, candidates - begin], heads [query heads, candidates - begin]. */
-static void restate(const test_tokens *t, const kvf_scores_args *a, uint32_t first, double *out,
-                    double *heads)
-{
-    const uint32_t group = t->query_heads / t->kv_heads, n = a->candidates - a->begin;
-    double *s = test_alloc((a->candidates + 1) * sizeof *s);
-    for (uint32_t h = 0; h < t->kv_heads; h++)
-        for (uint32_t g = 0; g < group; g++) {
-            head_scores(t, a, first, h * group + g, h, s);
-            for (uint32_t i = 0; i < n; i++) {
-                double *to = &out[h * n + i];
-                const double x = pooled(a, s, a->begin + i);
-                heads[(h * group + g) * n + i] = s[a->begin + i];
-                if (a->group_reduce == KVF_GROUP_MAX)
-                    *to = g == 0 || x > *to ? x : *to;
-                else
-                    *to =
-                        (g == 0 ? 0.0 : *to) + x / (a->group_reduce == KVF_GROUP_SUM ? 1.0 : group);
-            }
-        }
-    test_release(s);
-}
 
 static void flatten(test_tokens *t)
 {
@@ -166,7 +91,8 @@ static void run_scores(const scores_case *x, uint64_t seed)
         test_ok(&w, kvf_sequence_scores(w.cache, s, &a, work, w.stream));
     }
     test_wait(&w);
-    restate(&t, &a, first, want, want_heads);
+    a.first = first;
+    naive_token_scores(&t, NULL, &a, want, want_heads);
     const double tolerance = a.is_raw ? 2e-4 : 2e-5; /* sums of fp32 */
     compare(out, want, all, x->rounds, tolerance, "out");
     if (x->is_constant)
@@ -259,7 +185,7 @@ TEST(chunks_add_up_to_the_prompt)
             continue;
         a.first = 0;
         a.window = n;
-        restate(&t, &a, 0, want, want_heads);
+        naive_token_scores(&t, NULL, &a, want, want_heads);
         compare(out, want, all, 1.0, 2e-5, "out");
     }
     test_close(&w, &t);
