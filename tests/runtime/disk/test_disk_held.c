@@ -8,111 +8,12 @@
  */
 
 #include "disk_rig.h"
+#include "save_faults.h"
 
-#include <errno.h>
 #include <stdatomic.h>
-#include <unistd.h>
 
 #include "cache.h"
 #include "disk_tier.h"
-
-/* ---- an engine that holds requests ---- */
-
-static _Atomic uint32_t hold_reads, hold_writes;
-static void (*at_wait)(void); /* when a read that is held is waited for */
-
-static const kvf_io_ops held_engine;
-
-typedef struct held_io {
-    kvf_io base;
-    uint32_t held_count, done_first, done_count;
-    kvf_io_request held[KVF_IO_DEPTH_MAX];
-    kvf_io_result done[KVF_IO_DEPTH_MAX];
-} held_io;
-
-static kvf_status held_open(kvf_context *context, uint32_t depth, kvf_io **out)
-{
-    held_io *io = kvf_alloc(context, 1, sizeof *io);
-    if (!io)
-        KVF_FAIL(context, KVF_OUT_OF_MEMORY, "no memory for the engine of a test");
-    io->base = (kvf_io){.ops = &held_engine, .context = context, .depth = depth};
-    *out = &io->base;
-    return KVF_OK;
-}
-
-static void held_close(kvf_io *io)
-{
-    kvf_free(io->context, io);
-}
-
-/* Bytes `from` .. `end` - 1 of the only piece. */
-static void held_move(const kvf_io_request *r, size_t from, size_t end)
-{
-    struct iovec p = {(char *)r->pieces[0].iov_base + from, end - from};
-    const off_t at = (off_t)(r->offset + from);
-    const ssize_t n = r->is_write ? pwritev(r->file, &p, 1, at) : preadv(r->file, &p, 1, at);
-    assert_int_equal(n, end - from);
-}
-
-static void held_end(held_io *io, uint32_t tag, int64_t bytes)
-{
-    io->done[(io->done_first + io->done_count++) % KVF_IO_DEPTH_MAX] =
-        (kvf_io_result){.tag = tag, .bytes = bytes};
-}
-
-static int held_submit(kvf_io *base, const kvf_io_request *r)
-{
-    held_io *io = (held_io *)base;
-    const size_t bytes = r->pieces[0].iov_len, half = bytes / 2 / 4096 * 4096;
-    const bool is_held = r->count == 1 && atomic_load(r->is_write ? &hold_writes : &hold_reads);
-    if (!is_held) {
-        const ssize_t n = r->is_write ? pwritev(r->file, r->pieces, (int)r->count, (off_t)r->offset)
-                                      : preadv(r->file, r->pieces, (int)r->count, (off_t)r->offset);
-        held_end(io, r->tag, n < 0 ? -errno : n);
-        return 0;
-    }
-    held_move(r, 0, half);
-    io->held[io->held_count++] = *r;
-    return 0;
-}
-
-/* The oldest; its second half moves now. */
-static void held_finish(held_io *io)
-{
-    const kvf_io_request r = io->held[0];
-    const size_t bytes = r.pieces[0].iov_len;
-    if (!r.is_write && at_wait)
-        at_wait();
-    held_move(&r, bytes / 2 / 4096 * 4096, bytes);
-    held_end(io, r.tag, (int64_t)bytes);
-    memmove(io->held, io->held + 1, --io->held_count * sizeof *io->held);
-}
-
-static bool held_poll(kvf_io *base, kvf_io_result *out)
-{
-    held_io *io = (held_io *)base;
-    if (io->done_count == 0)
-        return false;
-    *out = io->done[io->done_first];
-    io->done_first = (io->done_first + 1) % KVF_IO_DEPTH_MAX;
-    io->done_count--;
-    return true;
-}
-
-static void held_wait(kvf_io *base, kvf_io_result *out)
-{
-    held_io *io = (held_io *)base;
-    if (io->done_count == 0)
-        held_finish(io);
-    (void)held_poll(base, out);
-}
-
-static const kvf_io_ops held_engine = {.name = "held",
-                                       .open = held_open,
-                                       .close = held_close,
-                                       .submit = held_submit,
-                                       .wait = held_wait,
-                                       .poll = held_poll};
 
 /* ---- what is being written ---- */
 
@@ -147,9 +48,9 @@ static void open_scene(scene *s)
     const kvf_cache_config config = disk_config_of(&save_cases[4], 1);
     uint32_t first = DISK_PROMPT;
     *s = (scene){0};
-    disk_worlds_open(&s->w, config, &held_engine);
+    disk_worlds_open(&s->w, config, &fail_engine);
     s->p = disk_begin(&s->w);
-    atomic_store(&hold_writes, 1);
+    atomic_store(&fail_holds_writes, 1);
     disk_same_prompt(&s->w, s->p, 0, DISK_PROMPT);
     do {
         assert_true(first < DISK_PROMPT + DISK_STEPS);
@@ -163,7 +64,7 @@ static void open_scene(scene *s)
 static void close_scene(scene *s)
 {
     disk_same_steps(&s->w, s->p, DISK_PROMPT + 2 * DISK_STEPS, 6, "in the end");
-    atomic_store(&hold_writes, 0);
+    atomic_store(&fail_holds_writes, 0);
     disk_same_steps(&s->w, s->p, DISK_PROMPT + 3 * DISK_STEPS, 3, "written");
     disk_worlds_close(&s->w);
 }
@@ -266,7 +167,7 @@ static uint64_t pages_moved(const kvf_cache *cache)
 static void look_meanwhile(void)
 {
     const kvf_cache *cache = meanwhile.world->cache;
-    at_wait = NULL;
+    fail_at_wait = NULL;
     assert_int_equal(kvf_stream_wait(meanwhile.world->stream), KVF_OK);
     test_copy(meanwhile.seen, cache->kv_groups[0].tables.partial_lse,
               meanwhile.count * sizeof(float));
@@ -287,9 +188,9 @@ static void step_meanwhile(disk_worlds *w, kvf_sequence *a, uint32_t layer, uint
     test_copy(cache->kv_groups[0].tables.partial_lse, meanwhile.seen,
               meanwhile.count * sizeof(float));
     meanwhile.pages = pages_moved(cache);
-    at_wait = look_meanwhile;
+    fail_at_wait = look_meanwhile;
     test_decode(&w->tier, a, &w->t, layer, token, out, NULL);
-    at_wait = NULL;
+    fail_at_wait = NULL;
     test_wait(&w->tier);
 }
 
@@ -299,7 +200,7 @@ static void attended_meanwhile(kvf_transfer transfer)
     kvf_cache_config config = disk_config_of(&save_cases[4], 1);
     config.transfer = test_transfer(transfer);
     config.budget_tokens = 96;
-    disk_worlds_open(&w, config, &held_engine);
+    disk_worlds_open(&w, config, &fail_engine);
     const kvf_cache *cache = w.tier.cache;
     const size_t row = test_steps_bytes(&w.t, 1) / w.t.layers;
     const uint32_t split = kvf_split(cache->kv_groups[0].dims.spans_max,
@@ -312,7 +213,7 @@ static void attended_meanwhile(kvf_transfer transfer)
                       w.tier.config.query_heads;
     meanwhile.seen = test_alloc(meanwhile.count * sizeof(float));
     disk_same_prompt(&w, p, 0, DISK_PROMPT);
-    atomic_store(&hold_reads, 1);
+    atomic_store(&fail_holds_reads, 1);
     for (uint32_t token = DISK_PROMPT; token < DISK_PROMPT + 2 * DISK_STEPS; token++)
         for (uint32_t layer = 0; layer < w.t.layers; layer++) {
             step_meanwhile(&w, p.tier, layer, token, out);
@@ -320,7 +221,7 @@ static void attended_meanwhile(kvf_transfer transfer)
             test_wait(&w.plain);
             assert_memory_equal(out, out + row, row);
         }
-    atomic_store(&hold_reads, 0);
+    atomic_store(&fail_holds_reads, 0);
     printf("# %s: %u calls waited; %llu partial results before, %llu after; %llu pages moved\n",
            kvf_transfer_name(config.transfer), meanwhile.calls,
            (unsigned long long)meanwhile.attended, (unsigned long long)meanwhile.rest,

@@ -11,16 +11,19 @@
 
 #include "cache.h"
 
-/* ---- an engine that misbehaves once ---- */
+/* ---- an engine that misbehaves once, or holds requests ---- */
 
 fail_plan_of fail_plan;
+_Atomic uint32_t fail_holds_reads, fail_holds_writes;
+void (*fail_at_wait)(void);
 /* A save writes on a thread of its own, beside the disk tier of the caller's. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 typedef struct rig_io {
     kvf_io base;
-    uint32_t first, count;
+    uint32_t first, count, held_count;
     kvf_io_result results[KVF_IO_DEPTH_MAX];
+    kvf_io_request held[KVF_IO_DEPTH_MAX];
 } rig_io;
 
 static kvf_status rig_open(kvf_context *context, uint32_t depth, kvf_io **out)
@@ -62,29 +65,71 @@ static int planned(const kvf_io_request *r)
     return what;
 }
 
+/* Bytes first .. end - 1 of the first piece. */
+static int64_t rig_move_part(const kvf_io_request *r, size_t first, size_t end)
+{
+    const struct iovec part = {(char *)r->pieces[0].iov_base + first, end - first};
+    kvf_io_request of = *r;
+    of.offset += first;
+    return rig_move(&of, &part, 1);
+}
+
+/* To an end that O_DIRECT can take, if that is possible. */
+static size_t half_of(size_t bytes)
+{
+    return bytes % 8192 == 0 ? bytes / 2 : (bytes + 1) / 2;
+}
+
+static size_t held_part(const kvf_io_request *r)
+{
+    return r->pieces[0].iov_len / 2 / 4096 * 4096;
+}
+
+static void rig_end(rig_io *io, const kvf_io_request *r, int64_t bytes)
+{
+    io->results[(io->first + io->count++) % KVF_IO_DEPTH_MAX] =
+        (kvf_io_result){.tag = r->tag, .bytes = bytes};
+}
+
 static int rig_submit(kvf_io *base, const kvf_io_request *r)
 {
     rig_io *io = (rig_io *)base;
     const int what = planned(r);
     if (what == FULL_QUEUE)
         return -EBUSY;
-    struct iovec half = r->pieces[0]; /* at an end that O_DIRECT can take, if that is possible */
-    half.iov_len = half.iov_len % 8192 == 0 ? half.iov_len / 2 : (half.iov_len + 1) / 2;
+    if (r->count == 1 && (r->is_write ? fail_holds_writes : fail_holds_reads)) {
+        (void)rig_move_part(r, 0, held_part(r));
+        io->held[io->held_count++] = *r;
+        return 0;
+    }
     int64_t bytes;
     if (what == SHORT || what == KILL)
-        bytes = rig_move(r, &half, 1);
+        bytes = rig_move_part(r, 0, half_of(r->pieces[0].iov_len));
     else
         bytes = what >= ERRNO ? -(what - ERRNO) : rig_move(r, r->pieces, r->count);
     if (what == KILL)
         (void)kill(getpid(), SIGKILL);
-    io->results[(io->first + io->count++) % KVF_IO_DEPTH_MAX] =
-        (kvf_io_result){.tag = r->tag, .bytes = bytes};
+    rig_end(io, r, bytes);
     return 0;
+}
+
+/* The oldest one; its second half moves now. */
+static void finish_held(rig_io *io)
+{
+    const kvf_io_request r = io->held[0];
+    const size_t bytes = r.pieces[0].iov_len, first = held_part(&r);
+    if (!r.is_write && fail_at_wait)
+        fail_at_wait();
+    assert_int_equal(rig_move_part(&r, first, bytes), bytes - first);
+    rig_end(io, &r, (int64_t)bytes);
+    memmove(io->held, io->held + 1, --io->held_count * sizeof *io->held);
 }
 
 static void rig_wait(kvf_io *base, kvf_io_result *out)
 {
     rig_io *io = (rig_io *)base;
+    if (io->count == 0)
+        finish_held(io);
     *out = io->results[io->first];
     io->first = (io->first + 1) % KVF_IO_DEPTH_MAX;
     io->count--;

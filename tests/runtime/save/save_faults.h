@@ -3,8 +3,9 @@
 #define KVF_TESTS_RUNTIME_SAVE_FAULTS_H
 
 /*
- * Helpers of tests of saves that fail: an engine that does what a plan says and tells what it was
- * asked, and a small cache with a sequence to save, whose allocator may be refused.
+ * Helpers of tests of files that fail or take their time: an engine that does what a plan says and
+ * tells what it was asked, and a small cache with a sequence to save, whose allocator may be
+ * refused.
  */
 
 #include "io_engine.h"
@@ -26,6 +27,11 @@ enum { FAIL_ANY, FAIL_READS, FAIL_WRITES };
 extern const kvf_io_ops fail_engine;
 extern fail_plan_of fail_plan;
 void fail_plan_set(uint32_t at, int what, uint32_t always);
+
+/* Requests of one piece stay in flight until somebody waits for them, half of their bytes moved;
+ * fail_at_wait is called when a read is waited for, before the other half moves. */
+extern _Atomic uint32_t fail_holds_reads, fail_holds_writes;
+extern void (*fail_at_wait)(void);
 
 #define FAIL_TOKENS 60u
 
