@@ -62,14 +62,6 @@ TEST(bad_runtime_settings_are_named)
     assert_non_null(strstr(error.text, "numa_node = 4711: this machine has no such node"));
 }
 
-TEST(handles_may_be_null)
-{
-    kvf_runtime_close(NULL);
-    kvf_stream_destroy(NULL);
-    kvf_cache_close(NULL);
-    kvf_sequence_destroy(NULL);
-}
-
 TEST(two_runtimes_are_independent)
 {
     kvf_runtime_config rc = test_runtime_config();
