@@ -71,6 +71,11 @@ static const struct {
     {"select=dynamic digest=codes page_size=4 budget_tokens=64 coarse_share=0 head_mask=2012 "
      "streaming_sink=6 streaming_recent=50",
      &chunks, 8},
+/* Streaming heads beside others, alone, and not at all. */
+#define MASKED "select=full layers=3 kv_heads=4 query_heads=8 head_mask=010100001111 "
+    {MASKED "dtype=fp32 streaming_sink=6 streaming_recent=77", &chunks, 8},
+    {MASKED "page_size=64 budget_tokens=160 streaming_sink=6 streaming_recent=77", &chunks, 8},
+    {MASKED "dtype=fp32 streaming_sink=0 streaming_recent=1", &chunks, 8},
     {"select=hybrid pages=k8v8", &transfers, 8},
     {"select=dynamic digest=codes pages=k8v4 head_dim=192 value_dim=128", &transfers, 8},
     {"select=dynamic digest=codes pages=k8v8 page_size=4 budget_tokens=120", &chunks, 8},
@@ -83,13 +88,14 @@ static const struct {
     {"select=hybrid transfer=each", &delays, 8},
 };
 
-/* Prompts, too, where they have the same chunks, or attend to quantized pages. */
+/* Prompts, too, where they have the same chunks, attend to quantized pages, or to rings. */
 TEST(ways_give_the_same_bits)
 {
     const uint64_t seed = test_seed(101);
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         test_trace first = {0}, other;
-        const bool is_quantized = strstr(rows[i].settings, "pages=k8") != NULL;
+        const bool any_chunks =
+            strstr(rows[i].settings, "pages=k8") || strstr(rows[i].settings, MASKED);
         for (uint32_t k = 0; k < rows[i].ways->count && test_takes(i); k++) {
             const way *w = &rows[i].ways->of[k];
             test_scenario sc = scenario_of(rows[i].settings, seed + i);
@@ -107,7 +113,7 @@ TEST(ways_give_the_same_bits)
             if (k == 0)
                 continue;
             test_same_bits(&first, &other, rows[i].settings);
-            if (!w->chunk || is_quantized)
+            if (!w->chunk || any_chunks)
                 assert_memory_equal(first.prefill, other.prefill, first.prefill_bytes);
             assert_int_equal(first.stats.pages_selected, other.stats.pages_selected);
             if (rows[i].ways == &transfers &&

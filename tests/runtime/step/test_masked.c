@@ -6,7 +6,8 @@
  *
  * A streaming head sees token j from query i iff j < sink or j > i - recent, which a layer may have
  * of its own. Retrieval heads are held to the bits that they have in a cache without a mask.
- * Batches and forks have the bits of single sequences: test_forks.c.
+ * Batches and forks have the bits of single sequences: test_forks.c; chunks change none:
+ * test_bits.c.
  */
 
 #include "naive.h"
@@ -111,37 +112,6 @@ TEST(windows_and_lengths)
         sc.cc.budget_tokens = rows[i].has_windows ? 400 : sc.cc.budget_tokens;
         test_set(&sc.cc, rows[i].settings);
         expect_run(&sc, rows[i].settings);
-    }
-}
-
-/* Wherever a prompt is cut: sink and window are summed in the same order. */
-TEST(chunks_change_no_bit)
-{
-    static const uint32_t sizes[] = {1, 7, 32, 100};
-    for (uint32_t i = 0; i < 3; i++) {
-        test_scenario sc = {.cc = config_masked(mask_of_all_kinds),
-                            .tokens = {.seed = 13, .sharpness = 1.5f},
-                            .prompt = 300,
-                            .steps = 3,
-                            .chunk = 300};
-        test_trace whole, cut;
-        sc.cc.prefill_chunk_max = 300;
-        sc.cc.dtype = i == 1 ? KVF_BF16 : KVF_FP32;
-        sc.cc.page_size = i == 1 ? 64 : 8;
-        sc.cc.streaming_sink = i == 2 ? 0 : 6;
-        sc.cc.streaming_recent = i == 2 ? 1 : 77;
-        test_run(&sc, &whole);
-        for (uint32_t size = 0; size < 4; size++) {
-            if (!test_takes(size + i))
-                continue;
-            sc.chunk = sizes[size];
-            test_run(&sc, &cut);
-            if (memcmp(whole.prefill, cut.prefill, whole.prefill_bytes) != 0 ||
-                memcmp(whole.out, cut.out, whole.out_bytes) != 0)
-                fail_msg("case %u: chunks of %u", i, sc.chunk);
-            test_trace_free(&cut);
-        }
-        test_trace_free(&whole);
     }
 }
 
