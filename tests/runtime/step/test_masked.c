@@ -115,37 +115,57 @@ TEST(windows_and_lengths)
     }
 }
 
-/* Cells whose mask is 1 have the bits of a cache without a mask: all of them, or some. */
+/* Parts first, first + stride, ... that differ. */
+static size_t differing(const void *a, const void *b, size_t bytes, size_t part, uint32_t first,
+                        uint32_t stride)
+{
+    size_t n = 0;
+    for (size_t at = first * part; at < bytes; at += stride * part)
+        n += memcmp((const char *)a + at, (const char *)b + at, part) != 0;
+    return n;
+}
+
+/* Cells whose mask is 1 have the bits of a cache without a mask, beside streaming heads and coarse
+ * ones, which have others. */
 TEST(retrieval_heads_keep_their_bits)
 {
-    static const uint8_t ones[12] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
-    test_trace plain, masked;
-    test_scenario sc = {.cc = config_masked(NULL),
-                        .tokens = {.seed = 17, .sharpness = 3.0f, .topics = 5},
-                        .prompt = 220,
-                        .steps = 40,
-                        .chunk = 64};
-    sc.cc.select = KVF_SELECT_HYBRID;
-    sc.cc.budget_tokens = 96;
-    test_run(&sc, &plain);
-    const uint32_t layers = sc.cc.layers, kv_heads = sc.cc.kv_heads;
-    const size_t head = plain.out_bytes / sc.steps / layers / kv_heads;
-    for (uint32_t is_mixed = 0; is_mixed < 2; is_mixed++) {
-        const uint8_t *mask = sc.cc.head_mask = is_mixed ? mask_of_all_kinds : ones;
+#define COARSE                                                                                     \
+    "layers=2 kv_heads=3 query_heads=6 tokens_max=1024 page_size=4 budget_tokens=128 "             \
+    "select=dynamic digest=codes coarse_share=0.1 streaming_recent=50 "
+    static const char *const rows[] = {"select=hybrid budget_tokens=96 head_mask=111111111111",
+                                       "select=hybrid budget_tokens=96 head_mask=010100001111",
+                                       COARSE "head_mask=121222", COARSE "head_mask=201021"};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        test_trace plain, masked;
+        test_scenario sc = {.cc = config_masked(NULL),
+                            .tokens = {.seed = 17, .sharpness = 2.5f, .topics = 9},
+                            .prompt = i < 2 ? 220 : 600,
+                            .steps = test_afford(40),
+                            .chunk = 64};
+        test_set(&sc.cc, rows[i]);
         test_run(&sc, &masked);
-        for (size_t i = 0; i < plain.out_bytes / head; i++)
-            if (mask[i % (layers * kv_heads)])
-                assert_memory_equal((char *)plain.out + i * head, (char *)masked.out + i * head,
-                                    head);
-        for (size_t i = 0; i < plain.prefill_bytes / head; i++) /* [layers, prompt, heads] */
-            if (mask[i / kv_heads / sc.prompt * kv_heads + i % kv_heads])
-                assert_memory_equal((char *)plain.prefill + i * head,
-                                    (char *)masked.prefill + i * head, head);
+        const uint8_t *mask = sc.cc.head_mask;
+        const uint32_t kv_heads = sc.cc.kv_heads, cells = sc.cc.layers * kv_heads;
+        const size_t part = masked.out_bytes / sc.steps / cells;
+        const size_t prompt = masked.prefill_bytes / sc.cc.layers; /* of a layer */
+        uint32_t with_pages = 0;
+        sc.cc.head_mask = NULL;
+        test_run(&sc, &plain);
+        for (uint32_t cell = 0; cell < cells; cell++) {
+            const size_t at = cell / kv_heads * prompt;
+            const size_t n = differing(plain.out, masked.out, plain.out_bytes, part, cell, cells);
+            if (mask[cell] == 1 ? n != 0 : n == 0)
+                fail_msg("%s: cell %u: %zu of %u steps differ", rows[i], cell, n, sc.steps);
+            if (mask[cell] == 1)
+                assert_int_equal(differing((char *)plain.prefill + at, (char *)masked.prefill + at,
+                                           prompt, part, cell % kv_heads, kv_heads),
+                                 0);
+            with_pages += mask[cell] != 0;
+        }
         assert_int_equal(masked.stats.steps, plain.stats.steps);
-        /* 2 and 4 of 4 heads retrieve in two of three layers */
         assert_int_equal(masked.stats.pages_selected,
-                         plain.stats.pages_selected / 12 * (is_mixed ? 6 : 12));
+                         plain.stats.pages_selected / cells * with_pages);
         test_trace_free(&masked);
+        test_trace_free(&plain);
     }
-    test_trace_free(&plain);
 }
