@@ -39,19 +39,25 @@ static kvf_status prefill(kvf_cache *cache, kvf_sequence *s, uint32_t layer, uin
     return status;
 }
 
+static kvf_decode_args step_args(uint32_t layer, kvf_sequence *const *sequences, uint32_t count,
+                                 rows *r)
+{
+    return (kvf_decode_args){.layer = layer,
+                             .batch = count,
+                             .sequences = sequences,
+                             .q = r->q,
+                             .k = r->k,
+                             .v = r->v,
+                             .out = r->out,
+                             .lse = r->lse,
+                             .page_ids = r->given ? r->page_ids : NULL,
+                             .page_stride = r->given};
+}
+
 static kvf_status step(kvf_cache *cache, kvf_sequence *s, uint32_t layer, rows *r,
                        kvf_stream *stream)
 {
-    const kvf_decode_args args = {.layer = layer,
-                                  .batch = 1,
-                                  .sequences = &s,
-                                  .q = r->q,
-                                  .k = r->k,
-                                  .v = r->v,
-                                  .out = r->out,
-                                  .lse = r->lse,
-                                  .page_ids = r->given ? r->page_ids : NULL,
-                                  .page_stride = r->given};
+    const kvf_decode_args args = step_args(layer, &s, 1, r);
     const kvf_status status = kvf_decode(cache, &args, stream);
     settle(stream);
     return status;
@@ -74,14 +80,8 @@ static void fill_alone(const world *w, rows *r, uint32_t row, uint32_t token)
 static void step_alone(const world *w, kvf_cache *cache, kvf_sequence *const *sequences,
                        uint32_t count, rows *r, kvf_stream *stream)
 {
-    const kvf_decode_args args = {.layer = w->config.layers - 1,
-                                  .batch = count,
-                                  .sequences = sequences,
-                                  .q = r->q,
-                                  .out = r->out,
-                                  .lse = r->lse,
-                                  .page_ids = r->given ? r->page_ids : NULL,
-                                  .page_stride = r->given};
+    kvf_decode_args args = step_args(w->config.layers - 1, sequences, count, r);
+    args.k = args.v = NULL;
     PROMISE(kvf_decode(cache, &args, stream) == KVF_OK);
     settle(stream);
 }
@@ -315,25 +315,33 @@ static const float *token_at(void *user, uint32_t token)
     return h->kv;
 }
 
+/* A query head of row `row` of a call attended to `tokens` tokens. Returns its log-sum-exp. */
+static double check_head(const world *w, uint32_t layer, uint32_t row, uint32_t head,
+                         uint32_t tokens, fuzz_token_fn token_of, void *user, double limit)
+{
+    const kvf_cache_config *c = &w->config;
+    const size_t number = (size_t)row * c->query_heads + head;
+    float q[DIM_MAX], out[DIM_MAX];
+    for (uint32_t d = 0; d < c->head_dim; d++)
+        q[d] = kvf_element_get(w->mine[layer].q, c->dtype, number * c->head_dim + d);
+    for (uint32_t d = 0; d < c->value_dim; d++)
+        out[d] = kvf_element_get(w->mine[layer].out, c->dtype, number * c->value_dim + d);
+    const fuzz_params params = fuzz_params_of(w->params, c->head_dim, layer, head);
+    return fuzz_check_dense(q, c->head_dim, c->value_dim, tokens, token_of, user, &params, out,
+                            limit);
+}
+
 /* Row `row` of a call attended to the first `tokens` tokens. */
 static void check_dense(const world *w, const model *m, uint32_t layer, uint32_t row,
                         uint32_t tokens)
 {
     static const double limits[] = {[KVF_BF16] = 0.08, [KVF_FP16] = 0.01, [KVF_FP32] = 1e-3};
     const kvf_cache_config *c = &w->config;
-    float q[DIM_MAX], out[DIM_MAX];
     if (m->is_pruned || w->has_rings || c->pages != KVF_PAGES_NATIVE)
         return;
     for (uint32_t h = 0; h < c->query_heads; h++) {
         head_of head = {w, m, layer, h / (c->query_heads / c->kv_heads), {0}};
-        const size_t number = (size_t)row * c->query_heads + h;
-        for (uint32_t d = 0; d < c->head_dim; d++)
-            q[d] = kvf_element_get(w->mine[layer].q, c->dtype, number * c->head_dim + d);
-        for (uint32_t d = 0; d < c->value_dim; d++)
-            out[d] = kvf_element_get(w->mine[layer].out, c->dtype, number * c->value_dim + d);
-        const fuzz_params params = fuzz_params_of(w->params, c->head_dim, layer, h);
-        fuzz_check_dense(q, c->head_dim, c->value_dim, tokens, token_at, &head, &params, out,
-                         limits[c->dtype]);
+        check_head(w, layer, row, h, tokens, token_at, &head, limits[c->dtype]);
     }
 }
 
@@ -442,16 +450,7 @@ static kvf_decode_args call_of(world *w, const batch *b, uint32_t layer)
     for (uint32_t i = 0; i < b->count; i++)
         for (uint32_t t = 0; t < b->tokens[i]; t++)
             fill(w, r, row++, layer, b->members[i]->token[b->members[i]->tokens + t]);
-    return (kvf_decode_args){.layer = layer,
-                             .batch = b->count,
-                             .sequences = b->sequences,
-                             .q = r->q,
-                             .k = r->k,
-                             .v = r->v,
-                             .out = r->out,
-                             .lse = r->lse,
-                             .page_ids = r->given ? r->page_ids : NULL,
-                             .page_stride = r->given};
+    return step_args(layer, b->sequences, b->count, r);
 }
 
 static int attends_all(const world *w, uint32_t tokens)
@@ -627,35 +626,35 @@ static void check_read(const world *w, const batch *b, uint32_t layer)
     }
 }
 
+/* A token of a list that was read. */
+typedef struct list_of {
+    const world *w;
+    size_t first; /* token of w->pages */
+} list_of;
+
+static const float *token_read(void *user, uint32_t token)
+{
+    const list_of *l = user;
+    const kvf_cache_config *c = &l->w->config;
+    const uint32_t size = c->head_dim + c->value_dim;
+    static float kv[2 * DIM_MAX];
+    for (uint32_t d = 0; d < size; d++)
+        kv[d] = kvf_element_get(l->w->pages, c->dtype, (l->first + token) * size + d);
+    return kv;
+}
+
 /* Attention of query head `head` of row `row` over what was read. */
 static void check_attended(const world *w, uint32_t layer, uint32_t row, uint32_t head)
 {
     const kvf_cache_config *c = &w->config;
-    const rows *r = &w->mine[layer];
     const uint32_t list = row * c->kv_heads + head / (c->query_heads / c->kv_heads);
-    const uint32_t dim = c->head_dim, value_dim = c->value_dim, token = dim + value_dim;
-    const uint32_t number = row * c->query_heads + head;
-    const size_t q = (size_t)number * dim, first = (size_t)w->indptr[list] * c->page_size;
-    const size_t end = (size_t)(w->indptr[list + 1] - 1) * c->page_size;
-    const fuzz_params params = fuzz_params_of(w->params, dim, layer, head);
-    double sum = exp(params.sink - 20), result[DIM_MAX] = {0};
-    for (size_t t = first; t < end + (size_t)w->last_page_len[list]; t++) {
-        double logit = 0;
-        for (uint32_t d = 0; d < dim; d++)
-            logit += (double)kvf_element_get(r->q, c->dtype, q + d) *
-                     (double)kvf_element_get(w->pages, c->dtype, t * token + d);
-        const double weight = exp(fuzz_logit(&params, logit) - 20); /* logits are below 58 */
-        sum += weight;
-        for (uint32_t d = 0; d < value_dim; d++)
-            result[d] += weight * (double)kvf_element_get(w->pages, c->dtype, t * token + dim + d);
-    }
+    const uint32_t pages = (uint32_t)(w->indptr[list + 1] - w->indptr[list]);
+    const uint32_t tokens = (pages - 1) * c->page_size + (uint32_t)w->last_page_len[list];
+    list_of l = {w, (size_t)w->indptr[list] * c->page_size};
     /* Rounding to bf16, of outputs and of what is read of quantized pages. */
     const double limit = c->dtype == KVF_BF16 ? 0.08 : c->pages ? 0.02 : 0.005;
-    for (uint32_t d = 0; d < value_dim; d++) {
-        const size_t at = (size_t)number * value_dim + d;
-        PROMISE(fabs(result[d] / sum - (double)kvf_element_get(r->out, c->dtype, at)) < limit);
-    }
-    PROMISE(fabs(log(sum) + 20 - (double)r->lse[number]) < 0.05);
+    const double lse = check_head(w, layer, row, head, tokens, token_read, &l, limit);
+    PROMISE(fabs(lse - (double)w->mine[layer].lse[row * c->query_heads + head]) < 0.05);
 }
 
 static void by_lists(world *w)
@@ -750,17 +749,8 @@ static void wild_step(world *w)
     is_sound &= b.count > 0 && !(twice && b.count > 1);
     w->next += b.rows;
     rows *r = fill_wild(w, &w->mine[0], layer, first, b.rows);
-    const kvf_decode_args args = {.layer = layer,
-                                  .batch = b.count,
-                                  .sequences = b.sequences,
-                                  .q = r->q,
-                                  .k = r->k,
-                                  .v = r->v,
-                                  .out = r->out,
-                                  .lse = r->lse,
-                                  .tokens = has_several ? b.tokens : NULL,
-                                  .page_ids = r->given ? r->page_ids : NULL,
-                                  .page_stride = r->given};
+    kvf_decode_args args = step_args(layer, b.sequences, b.count, r);
+    args.tokens = has_several ? b.tokens : NULL;
     const kvf_status status = kvf_decode(w->cache, &args, w->stream);
     PROMISE(is_listed(status) && (status != KVF_OK || is_sound));
     settle(w->stream);

@@ -107,10 +107,11 @@ static inline kvf_attention_params fuzz_layer_params(uint32_t byte, const kvf_ca
 /* The key of a token and, after it, its value, of one head. */
 typedef const float *(*fuzz_token_fn)(void *user, uint32_t token);
 
-/* Attention of `q` over the first `tokens` tokens, in double, against `out` [value_dim]. */
-static inline void fuzz_check_dense(const float *q, uint32_t dim, uint32_t value_dim,
-                                    uint32_t tokens, fuzz_token_fn token_of, void *user,
-                                    const fuzz_params *params, const float *out, double limit)
+/* Attention of `q` over the first `tokens` tokens, in double, against `out` [value_dim]. Returns
+ * its log-sum-exp. */
+static inline double fuzz_check_dense(const float *q, uint32_t dim, uint32_t value_dim,
+                                      uint32_t tokens, fuzz_token_fn token_of, void *user,
+                                      const fuzz_params *params, const float *out, double limit)
 {
     double top = params->sink, sum = params->sink > -INFINITY, result[FUZZ_DIM_MAX] = {0};
     for (uint32_t t = 0; t < tokens; t++) {
@@ -128,6 +129,7 @@ static inline void fuzz_check_dense(const float *q, uint32_t dim, uint32_t value
     }
     for (uint32_t d = 0; d < value_dim; d++)
         PROMISE(fabs(result[d] / sum - (double)out[d]) < limit);
+    return top + log(sum);
 }
 
 /* One runtime per number of threads, 1 or 2, open until the process ends: looking at the machine
