@@ -214,8 +214,7 @@ def runner_jobs(tree, scratch):
     tests = [Job(name, [tree.program(t["cmd"][0])] + t["cmd"][1:], 90, env=t["env"])
              for name, t in sorted(tree.tests.items())
              if "model" in t["suite"] and t["cmd"][0].endswith((
-                 "test_logits", "test_transformer", "test_generate", "check_row_ops",
-                 "test_small_batch_gemm", "test_wide_step"))]
+                 "test_logits", "test_transformer", "test_generate", "test_row_ops", "test_wide_step"))]
     products = str(scratch / "products.json")
     thin = [tree.program("bench/model/bench_small_batch"), "--json", products, "--divide", str(size["divide"])]
     return [Job("products", thin, 60, figures=products),

@@ -6,7 +6,7 @@
  * All are bound by memory: start reads one row of the embedding and writes one of fp32; norm reads
  * 4 and writes 2 bytes per channel (the row is read twice, the second time from L1); rotate reads
  * 4 and writes 2; activate reads 8 and writes 2; gather reads and writes 4, the
- * same bits. Within the tolerance of tests/model/check_row_ops.c they agree with the host: sums are
+ * same bits. Within the tolerance of tests/model/test_row_ops.c they agree with the host: sums are
  * fp32, by thread and then by a tree over the block, the same for the same width.
  */
 
