@@ -7,7 +7,6 @@
  */
 
 #include "completion.h"
-#include "generate.h"
 #include "prune_run_rig.h"
 #include "sweep.h"
 
@@ -333,72 +332,6 @@ TEST(a_cut_prompt_can_be_whole)
     assert_int_equal(kvf_complete_end(r->cache, a, w, r->stream), KVF_INVALID);
     kvf_sequence_destroy(w);
     scene_close(&s);
-}
-
-/* ---- while an answer comes ---- */
-
-#define ANSWER 12u
-
-typedef struct between {
-    scene *s;
-    uint32_t pieces; /* before each token */
-    uint32_t ids[ANSWER];
-    uint32_t count;
-} between;
-
-static bool on_token(void *user, uint32_t id, const float *logits)
-{
-    between *b = user;
-    scene *s = b->s;
-    assert_non_null(logits);
-    b->ids[b->count++] = id;
-    for (uint32_t i = 0; i < b->pieces && kvf_completion_left(s->completion); i++)
-        step(s);
-    return true;
-}
-
-/* An answer to the pruned prompt, and then what the sequence says. */
-static void answer_between(uint32_t pieces, uint32_t ids[ANSWER], outcome *whole)
-{
-    const kvf_prune_config config = config_of("fastkv");
-    const kvf_sampling_config warm = {
-        .temperature = 20.0, .top_p = 0.95, .top_k = 150, .repetition_penalty = 1.5, .seed = 11};
-    kvf_error error;
-    kvf_sampler *sampler = NULL;
-    scene s;
-    scene_open(&s, KVF_SELECT_FULL, &config);
-    rig *r = &s.r;
-    between b = {.s = &s, .pieces = pieces};
-    model_rig_must(r, kvf_sampler_create(VOCAB, 1, &sampler, &error), "sampler");
-    model_rig_must(r, kvf_sampler_begin(sampler, 0, &warm, &error), "begin");
-    const kvf_session session = rig_session(r, s.prune);
-    const kvf_decode_request request = {
-        .sequence = prune(&s), .tokens = ANSWER, .sampler = sampler, .token = on_token, .user = &b};
-    kvf_decode_result result = {.step_ms = NULL};
-    fixture_must(kvf_generate_decode(&session, &request, &result, &error), &error);
-    assert_int_equal(b.count, ANSWER);
-    memcpy(ids, b.ids, sizeof b.ids);
-    assert_true(pieces == 0 || kvf_completion_left(s.completion) == 0);
-    while (kvf_completion_left(s.completion))
-        step(&s);
-    /* The last token was handed out and is not in the sequence. */
-    model_rig_must(
-        r, kvf_completion_end(s.completion, r->transformer, r->cache, ids, ANSWER - 1, r->stream),
-        "kvf_completion_end");
-    rig_decode(r, request.sequence, whole);
-    kvf_sampler_destroy(sampler);
-    scene_close(&s);
-}
-
-/* Pieces between tokens change neither the tokens nor what is there at the end. */
-TEST(pieces_between_tokens_change_nothing)
-{
-    static outcome wanted, got;
-    uint32_t plain[ANSWER], with[ANSWER];
-    answer_between(0, plain, &wanted);
-    answer_between(2, with, &got);
-    assert_memory_equal(plain, with, sizeof plain);
-    assert_true(outcome_is_same_logits(&wanted, &got));
 }
 
 /* ---- a file that fails ---- */
