@@ -3,7 +3,8 @@
 #
 # `kvferry tune --heads`: the heads of the recall model that find facts come out hot, by questions and
 # by text; the file is a head mask that answers stay right with; the same text gives the same file,
-# whatever the threads; and what it refuses. check_heads.sh KVFERRY EXAMPLES; both paths are absolute.
+# whatever the threads; the learnt mask of the examples; and what is refused. check_heads.sh KVFERRY EXAMPLES;
+# both paths are absolute.
 
 set -u
 examples=$2
@@ -64,6 +65,19 @@ check 'the same answers on quantized pages' cmp plain.txt masked.txt
 "$kvferry" $tune --questions 4 --pages k8v4 --threads 1 --out - >one.tsv 2>err </dev/null
 "$kvferry" $tune --questions 4 --pages k8v4 --threads 3 --out - >three.tsv 2>err </dev/null
 check 'threads change nothing of quantized ones' cmp one.tsv three.tsv
+
+# The learnt mask of the examples is worth something: with it facts are found, with its opposite they are not.
+python3 "$examples/recall/generate.py" document --tokens 2048 --questions 10 --seed 3 --out facts || exit 1
+sed -n 's/.*"answer": "\(.*\)".*/\1/p' facts/questions.json >answers.txt
+tr 01 10 <"$examples/train_mask/recall_mask.tsv" >opposite.tsv
+right() { # right MASK: how many questions are answered with it
+    "$kvferry" run --model model --prompt-file facts/document.txt --ask facts/questions.txt -n 2 --ignore-eos \
+        --select full --head-mask "$1" --streaming-sink 4 --streaming-recent 64 2>err </dev/null |
+        sed 's/^ *//; s/ *$//' | paste -d '|' - answers.txt | awk -F '|' '$1 == $2 { n++ } END { print n + 0 }'
+}
+check 'ten answers' test "$(wc -l <answers.txt)" -eq 10
+check 'with the learnt mask nine are right' test "$(right "$examples/train_mask/recall_mask.tsv")" -ge 9
+check 'with its opposite one is, at most' test "$(right opposite.tsv)" -le 1
 
 # mistakes
 for option in '--method fastkv' '--layers 0..1' '--goal 0.9' '--propagate 0.2'; do
