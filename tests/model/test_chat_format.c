@@ -3,7 +3,7 @@
 /*
  * Chat formats against what Jinja renders by templates of their shape (goldens/chat.json, written
  * by make_chat_goldens.py). Then messages, what is refused and how, the markers, and by what a
- * model's own template is known.
+ * model's own template is known; and thoughts in answers.
  */
 
 #include "chat_format.h"
@@ -295,4 +295,52 @@ TEST(finds_the_template)
                    "tokenizer_config.json");
     assert_int_equal(heap_left(), 0);
     fixture_directory_remove(folder);
+}
+
+/* ---- thoughts and answers apart: with and without markers, opened by the prompt, cut off ---- */
+
+static void expect_parts(const char *text, bool open, const char *reasoning, const char *answer)
+{
+    const kvf_thought parts = kvf_thought_split(text, strlen(text), open);
+    assert_int_equal(parts.answer_size, strlen(answer));
+    assert_memory_equal(parts.answer, answer, parts.answer_size);
+    assert_int_equal(!parts.reasoning, !reasoning);
+    if (!reasoning)
+        return;
+    assert_int_equal(parts.reasoning_size, strlen(reasoning));
+    assert_memory_equal(parts.reasoning, reasoning, parts.reasoning_size);
+}
+
+TEST(a_thought_is_in_front_of_the_answer)
+{
+    expect_parts("\n<think>\nwhy?\n</think>\n\nbecause", false, "why?", "because");
+    expect_parts("why?</think>because </think>", true, "why?", "because </think>");
+    expect_parts("<think>why?</think>because", true, "why?", "because");
+    expect_parts("<think></think>because", false, "", "because");
+}
+
+TEST(without_one_all_is_answer)
+{
+    expect_parts("because", false, NULL, "because");
+    expect_parts("", false, NULL, "");
+    expect_parts("it says </think> here", false, NULL, "it says </think> here");
+    expect_parts("say <think>a</think>", false, NULL, "say <think>a</think>");
+}
+
+TEST(one_that_was_cut_is_all_reasoning)
+{
+    expect_parts("<think>why", false, "why", "");
+    expect_parts("why</thin", true, "why</thin", "");
+    expect_parts("", true, "", "");
+    expect_parts("<think>", false, "", "");
+    expect_parts("<thin", false, NULL, "<thin");
+}
+
+TEST(a_prompt_may_open_it)
+{
+    assert_true(kvf_thought_is_open("x<think>\n", 9));
+    assert_true(kvf_thought_is_open("<think>", 7));
+    assert_false(kvf_thought_is_open("<think>\n\n</think>\n\n", 19));
+    assert_false(kvf_thought_is_open("think>", 6));
+    assert_false(kvf_thought_is_open("", 0));
 }
