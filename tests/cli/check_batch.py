@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """`kvferry run --prompts` and `--samples` from outside: every answer is what `kvferry run` gives for
-its prompt alone, token by token, whatever runs beside it; long answers; and what is refused or
-interrupted.
+its prompt alone, token by token, whatever runs beside it; `kvferry score` of answers and texts; long
+answers; and what is refused or interrupted.
 
 usage: check_batch.py KVFERRY RECALL_MODEL
 """
+import array
 import json
+import math
 import os
 import pty
 import re
@@ -227,6 +229,63 @@ def check_logprobs(chat):
                "compared_tokens" not in told["rescored"]["differences"][0], short, told)
 
 
+def scored(chat, text, *options):
+    """(losses of a text after a prompt, whether each token is the likeliest) of `kvferry score`."""
+    stats = chat.save("stats", "")
+    out, _ = chat.run("--prompt", PROMPTS[3], "--text", chat.save("text", " ".join(text)), "--stats", stats,
+                      *options, command="score")
+    result, told = json.loads(out), json.loads(read(stats))
+    losses = [t["loss"] for t in told["tokens"]]
+    chat.check("a loss for each token of the text", [t["text"].strip() for t in told["tokens"]] == text and
+               result["scored_tokens"] == told["scored_tokens"] == len(text), result)
+    chat.check("one figure in both, their mean", result["loss"] == told["loss"] and
+               abs(sum(losses) / len(losses) - result["loss"]) < 1e-6, result, told["loss"])
+    chat.check("every token but the first has its share of a step's time", told["tpot_ms"]["p50"] > 0 and
+               told["decode_steps"] == result["decoded_tokens"] == len(text) - 1, told)
+    return losses, [t["likeliest"] for t in told["tokens"]]
+
+
+def draw(chat, *options):
+    """(ids, losses, whether each is the likeliest) of tokens that a run drew, by its logits."""
+    dump = os.path.join(chat.folder, "logits")
+    _, ids, _ = chat.answer("--prompt", PROMPTS[3], "-n", "60", "--temperature", "2", "--top-k", "20", "--seed", "3",
+                            "--ignore-eos", "--dump-logits", dump, *options)
+    with open(dump, "rb") as f:
+        logits = array.array("f", f.read())
+    size, losses, likeliest = len(logits) // len(ids), [], []
+    for i, token in enumerate(ids):
+        row = logits[i * size:(i + 1) * size]
+        top = max(row)
+        losses.append(top + math.log(sum(math.exp(x - top) for x in row)) - row[token])
+        likeliest.append(row.index(top) == token)
+    return ids, losses, likeliest
+
+
+def check_text(chat):
+    """A text has the losses that follow from the logits of the run that drew it, under its selection. That
+    logits are those of the model other tests show (test_logits.c, test_select.c)."""
+    few = ("--select", "streaming", "--budget", "160", "--page-size", "32")
+    vocabulary = chat.write()
+    for options in (few, ("--select", "full")):
+        ids, wanted, of_run = draw(chat, *options)
+        text = [vocabulary[i] for i in ids]
+        full, likeliest = scored(chat, text, *options)
+        off = max(abs(a - b) for a, b in zip(full, wanted))
+        chat.check("losses are those of the logits, %s" % (options,), off < 1e-5, off)
+        chat.check("and the likeliest tokens, %s" % (options,), 0 < sum(likeliest) < len(text) and
+                   likeliest == of_run, likeliest, of_run)
+    answers = chat.save("a.jsonl", json.dumps({"id": 1, "ids": ids}))
+    out, _ = chat.run("--prompt", PROMPTS[3], "--answers", answers, "--logprobs", "0", command="score")
+    chat.check("an answer is scored as the text that it is",
+               max(abs(a + b) for a, b in zip(full, json.loads(out)["logprobs"])) < 1e-5, out)
+    chat.check("a transfer changes no bit", scored(chat, text, *options, "--transfer", "gather")[0] == full)
+    large, _ = scored(chat, text, "--select", "dynamic", "--budget", "1024")
+    chat.check("a budget that holds all is full", max(abs(a - b) for a, b in zip(large, full)) < 2e-3, large)
+    some, _ = scored(chat, text, *few)
+    chat.check("the first token follows from dense attention", some[0] == full[0], some[0], full[0])
+    chat.check("streaming is not full", max(abs(a - b) for a, b in zip(some, full)) > 0.1, some)
+
+
 def check_saved(chat):
     """Lines go on from a saved document, which is read once for all of them."""
     about = subprocess.run([chat.kvferry, "info"], stdout=subprocess.PIPE, check=True).stdout
@@ -431,6 +490,6 @@ def check_interrupted_prefill(chat):
 
 
 if __name__ == "__main__":
-    sys.exit(run_checks(check_prompts, check_samples, check_logprobs, check_pruned, check_masked,
+    sys.exit(run_checks(check_prompts, check_samples, check_logprobs, check_text, check_pruned, check_masked,
                         check_rows, check_saved, check_options, check_chat, check_refused,
                         check_long, check_real, check_interrupted, check_interrupted_prefill))
