@@ -99,6 +99,7 @@ def serve(args, admit):
     from kvferry import Runtime, _planner
     from kvferry._blocks import Blocks
     from kvferry.vllm import estimate, options
+    from kvferry.vllm.memory import Asked
     settings = {"budget": args.budget, "host_memory": args.host_memory, "device_memory": args.device_memory, "transfer": "mapped"}
     llm = LLM(args.model, dtype="bfloat16", max_model_len=args.tokens + args.new, max_num_seqs=args.requests, block_size=32,
               max_num_batched_tokens=2048, enable_prefix_caching=False, gpu_memory_utilization=0.1, enforce_eager=True,
@@ -108,8 +109,8 @@ def serve(args, admit):
     layers, token = model.get_total_num_hidden_layers(), 2 * model.get_head_size() * 2 # bytes, of a KV head
     host, own = (options.bytes_of(name, getattr(args, name)) for name in ("host_memory", "device_memory"))
     with Runtime(device="host") as runtime, open(os.path.join(args.model, "config.json"), encoding="utf-8") as text:
-        p = _planner.plan(runtime, estimate.read(json.load(text)).attention, _planner.Load(
-            host, None, args.requests, args.tokens + args.new, own=own), {"budget_tokens": args.budget, "transfer": "mapped"})
+        p = _planner.plan(runtime, estimate.read(json.load(text)).attention, Asked(
+            host, args.requests, args.tokens + args.new, own=own), {"budget_tokens": args.budget, "transfer": "mapped"})
     lists = Lists(p.budget.selected // 4, args.tokens, model.get_total_num_kv_heads())
     lists.follow(Blocks)
     for lists.stay in args.stay:

@@ -12,9 +12,9 @@ from typing import Any, Dict, List, NamedTuple, Optional
 
 from . import Runtime
 from ._errors import Error, Invalid, OutOfMemory
-from ._planner import GIB, Load, Model, Plan, budget_of, plan, shape_of
+from ._planner import GIB, Model, Plan, budget_of, plan, shape_of
 from .vllm import estimate, options
-from .vllm.memory import Card
+from .vllm.memory import Asked, Card
 
 CARDS = (8, 12, 16, 24, 32, 48, 80, 141) # GB, as they are sold
 SHARE = 0.92 # of a card that an engine takes
@@ -59,7 +59,7 @@ def fitting(runtime: Runtime, model: Known, left: int, settings: Dict[str, Any])
 
     def attempt(tokens: int) -> Optional[Plan]:
         try:
-            return plan(runtime, attention, Load(int(ROOM * tokens * attention.token_bytes), left, 1, tokens), settings)
+            return plan(runtime, attention, Asked(int(ROOM * tokens * attention.token_bytes), 1, tokens, left=left), settings)
         except OutOfMemory:
             return None
     best: Optional[Plan] = None

@@ -44,17 +44,6 @@ class Model(NamedTuple):
         return self.layers * self.kv_heads * (self.head_dim + (self.value_dim or self.head_dim)) * self.element
 
 
-class Load(NamedTuple):
-    """The load of a rank, and its memory."""
-    host: int # bytes for pages
-    left: Optional[int] # of the card, beside weights and activations; None: pages are read in place
-    requests: int # at once, at most
-    tokens: int # of a request
-    block_tokens: int = 32
-    own: Optional[int] = None # device_memory
-    request_bytes: int = 0 # what activations have less of with a request less
-
-
 class Groups(NamedTuple):
     """Numbers of blocks of an engine that gives all layers blocks of as many bytes."""
     block_tokens: int # of layers that see everything
@@ -101,7 +90,7 @@ class Budget(NamedTuple):
 class Plan(NamedTuple):
     """The parts of a card and of host memory, and the load that they carry."""
     model: Model
-    load: Load
+    load: Asked
     groups: Groups
     there: BlocksPlan
     blocks: int
@@ -163,8 +152,8 @@ def shape_of(model: Model, settings: dict) -> dict:
                 kv_heads=model.kv_heads, head_dim=model.head_dim, value_dim=model.value_dim or model.head_dim, **settings)
 
 
-def plan(runtime: Runtime, model: Model, load: Load, settings: dict) -> Plan:
-    """Plan a load; OutOfMemory says what to change where one request does not.
+def plan(runtime: Runtime, model: Model, load: Asked, settings: dict) -> Plan:
+    """Plan a load, whose blocks follow from the model; OutOfMemory says what to change where one request does not fit.
 
     settings   of the cache, as `kvferry.Cache` takes them, without memory
     """
@@ -174,8 +163,8 @@ def plan(runtime: Runtime, model: Model, load: Load, settings: dict) -> Plan:
     def sized(blocks: int, regions: int, tokens: int, device_bytes: Any = 0) -> BlocksPlan:
         return _sized(runtime, shape, blocks, regions, tokens, groups.block_tokens, device_bytes)
     left = sys.maxsize if load.left is None and load.own is not None else load.left # nothing else bounds it there
-    sums = Sums(Asked(load.host, load.requests, load.tokens, groups.block_tokens, groups.block_bytes, left, load.own,
-                      load.request_bytes, others=groups.blocks_of(load.tokens) - -(-load.tokens // groups.block_tokens)), sized)
+    sums = Sums(load._replace(block_tokens=groups.block_tokens, block_bytes=groups.block_bytes, left=left,
+                              others=groups.blocks_of(load.tokens) - -(-load.tokens // groups.block_tokens)), sized)
     blocks = blocks_that_fit(sums)
     own = divide_own(sums, blocks)
     there = sized(blocks, own.regions, load.tokens, "auto" if own.device_bytes is None else own.device_bytes)

@@ -343,7 +343,7 @@ class Steps(unittest.TestCase):
 
     def plan(self, own):
         host = self.REQUESTS * self.MODEL.tokens * self.MODEL.token_bytes * 5 // 4
-        return planner.plan(self.runtime, self.MODEL, planner.Load(host, None, self.REQUESTS, self.MODEL.tokens, own=own),
+        return planner.plan(self.runtime, self.MODEL, memory.Asked(host, self.REQUESTS, self.MODEL.tokens, own=own),
                             self.SETTINGS)
 
     def test_bytes_of_a_step_at_rates_of_hits(self):
@@ -407,7 +407,7 @@ class Steps(unittest.TestCase):
         """An 8B on a card of 24 GB: where few of its requests of 4,096 tokens hit, a step brings 10 GiB."""
         a = estimate.read(LLAMA_8B).attention
         left = int(5 * GIB)
-        p = planner.plan(self.runtime, a, planner.Load(64 * GIB, left, 256, a.tokens), {"budget_tokens": 1024})
+        p = planner.plan(self.runtime, a, memory.Asked(64 * GIB, 256, a.tokens, left=left), {"budget_tokens": 1024})
         requests = p.requests_of(4096)
         self.assertGreater(requests, 80)
         self.assertLess(p.kept, requests // 5)

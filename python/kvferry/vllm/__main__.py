@@ -14,9 +14,9 @@ from typing import List, NamedTuple, Optional
 
 from .. import Runtime
 from .._errors import Error, Invalid
-from .._planner import GIB, RATES, Load, Plan, plan
+from .._planner import GIB, RATES, Plan, plan
 from . import estimate, options
-from .memory import Card, shown, warning
+from .memory import Asked, Card, shown, warning
 
 LENGTHS = (1024, 4096, 16384, 65536)
 
@@ -86,9 +86,8 @@ def main(given: Optional[List[str]] = None) -> None:
     if not tokens:
         raise Invalid("config.json does not say how many tokens a request may have: say --max-model-len")
     host = options.bytes_of("host", args.host) // ranks if args.host else _default_host(ranks)
-    load = Load(host, Card(gpu, args.gpu_memory_utilization, gpu).left(
-        gpu - weights, weights, weights, ahead), requests, tokens, own=said.device_memory,
-                request_bytes=rank.vocabulary * estimate.LOGIT_BYTES)
+    load = Asked(host, requests, tokens, own=said.device_memory, request_bytes=rank.vocabulary * estimate.LOGIT_BYTES,
+                 left=Card(gpu, args.gpu_memory_utilization, gpu).left(gpu - weights, weights, weights, ahead))
     with Runtime(device="host") as runtime:
         p = plan(runtime, rank.attention, load, said.cache)
     print("%.1f GiB of %s: weights %.1f, activations, graphs about %.1f, %s %.1f, windows, pages %.1f" % (

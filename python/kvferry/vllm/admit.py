@@ -11,9 +11,9 @@ from typing import Any, Callable, List, Optional
 
 from .. import Runtime
 from .._errors import Invalid, OutOfMemory, Unsupported
-from .._planner import Load, plan
+from .._planner import plan
 from . import estimate, options
-from .memory import Card
+from .memory import Asked, Card
 
 log = logging.getLogger("vllm.kvferry")
 
@@ -74,8 +74,8 @@ def admitted(engine: Any, said: options.Options) -> int:
         with Runtime(device="host") as runtime:
             host = said.host_memory or options.default_memory(
                 engine.ranks_in_all, engine.number, runtime.describe()["memory"], left is not None)
-            return plan(runtime, attention, Load(
-                host, left, engine.requests, engine.tokens, block_tokens=_block_tokens(engine), own=said.device_memory,
+            return plan(runtime, attention, Asked(
+                host, engine.requests, engine.tokens, _block_tokens(engine), left=left, own=said.device_memory,
                 request_bytes=model.vocabulary * estimate.LOGIT_BYTES), said.cache).admitted
     except (Unsupported, OutOfMemory) as error:
         raise type(error)("admit = resident: %s. Or say --max-num-seqs, and admit = all" % error) from error

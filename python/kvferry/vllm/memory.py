@@ -21,8 +21,8 @@ class Asked(NamedTuple):
     host: int # memory for pages
     requests: int # at once
     tokens: int # of a request, with its answer
-    block_tokens: int
-    block_bytes: int # of a block in vLLM's own tensors: codes, and what other layers have
+    block_tokens: int = 32
+    block_bytes: int = 0 # of a block in vLLM's own tensors: codes, and what other layers have
     left: Optional[int] = None # of the device, beside weights and activations; None: it has none of its own
     own: Optional[int] = None # device_memory: what of it kvferry may take beside the blocks; None: what is left
     request_bytes: int = 0 # what activations have less of with a request less
