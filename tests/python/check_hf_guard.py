@@ -16,7 +16,7 @@ import unittest
 import check_hf # ends here where there is no torch
 import torch
 import transformers
-from check_hf import SMALL, VOCABULARY, cache_of, generate, make, prompt
+from check_hf import SMALL, VOCABULARY, both, cache_of, generate, make, prompt
 
 import kvferry.hf
 
@@ -213,16 +213,14 @@ class Models(Case):
             mask[1, :17 if side == "left" else 0] = 0
             mask[2, 41 if side == "right" else 60:] = 0
             further = torch.cat([mask, torch.ones(3, 12, dtype=mask.dtype)], 1)
-            logits = []
-            for own in ("eager", "kvferry"):
-                model.set_attn_implementation(own)
-                cache = cache_of(model, tokens_max=512) if own == "kvferry" else transformers.DynamicCache(
-                    config=model.config)
-                with torch.no_grad():
-                    first = model(ids, attention_mask=mask, past_key_values=cache).logits
-                    then = model(prompt(3, 12, seed=3), attention_mask=further, past_key_values=cache).logits
-                logits.append(torch.cat([first[mask.bool()], then.flatten(0, 1)]))
-            self.assertLess(float((logits[1] - logits[0]).abs().max() / logits[0].std()), 1e-3, side)
+
+            def logits(cache):
+                first = model(ids, attention_mask=mask, past_key_values=cache).logits
+                then = model(prompt(3, 12, seed=3), attention_mask=further, past_key_values=cache).logits
+                return torch.cat([first[mask.bool()], then.flatten(0, 1)])
+
+            wanted, got = both(model, logits, "eager", tokens_max=512)
+            self.assertLess(float((got - wanted).abs().max() / wanted.std()), 1e-3, side)
 
     def test_latent_keys_compiled(self):
         torch._dynamo.reset()
@@ -423,14 +421,11 @@ class Passes(Case):
 
     def test_autocast(self):
         """Types as SDPA has them there."""
-        ids, logits = prompt(1, 60), []
-        for own in ("sdpa", "kvferry"):
-            self.model.set_attn_implementation(own)
-            cache = cache_of(self.model) if own == "kvferry" else transformers.DynamicCache()
-            with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-                logits.append(torch.cat([self.model(x, past_key_values=cache).logits
-                                         for x in (ids, ids[:, :1])], 1).float())
-        self.assertLess(float((logits[0] - logits[1]).abs().max() / logits[0].std()), 0.2)
+        ids = prompt(1, 60)
+        with torch.autocast("cpu", torch.bfloat16):
+            wanted, got = both(self.model, lambda cache: torch.cat([
+                self.model(x, past_key_values=cache).logits for x in (ids, ids[:, :1])], 1).float())
+        self.assertLess(float((got - wanted).abs().max() / wanted.std()), 0.2)
 
     def test_masks_that_change(self):
         ids, further = prompt(2, 40), prompt(2, 5, seed=8)
@@ -450,14 +445,8 @@ class Passes(Case):
         padded = causal.clone()
         padded[..., :10] = False
         for mask in (causal, padded, torch.zeros(1, 1, 40, 40).masked_fill(~padded, -torch.inf)):
-            logits = []
-            for own in ("sdpa", "kvferry"):
-                cache = cache_of(self.model) if own == "kvferry" else None
-                self.model.set_attn_implementation(own)
-                with torch.no_grad():
-                    logits.append(self.model(prompt(1, 40), attention_mask=mask,
-                                             past_key_values=cache).logits[:, 10:])
-            torch.testing.assert_close(*logits, rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(*both(self.model, lambda cache: self.model(
+                prompt(1, 40), attention_mask=mask, past_key_values=cache).logits[:, 10:]), rtol=1e-4, atol=1e-4)
         with torch.no_grad():
             for mask in (torch.ones(1, 1, 40, 40), torch.ones_like(causal), causal[..., :30, :]):
                 self.refused("not causal|columns", self.model, prompt(1, 40), attention_mask=mask,
@@ -466,13 +455,8 @@ class Passes(Case):
     def test_padding_on_the_right(self):
         ids, mask = prompt(2, 60), torch.ones(2, 60, dtype=torch.long)
         mask[0, 45:] = 0
-        said = []
-        for own in ("sdpa", "kvferry"):
-            cache = cache_of(self.model) if own == "kvferry" else None
-            self.model.set_attn_implementation(own)
-            said.append(self.model.generate(ids, attention_mask=mask, max_new_tokens=12, do_sample=False,
-                                            past_key_values=cache).tolist())
-        self.assertEqual(*said)
+        self.assertEqual(*both(self.model, lambda cache: self.model.generate(
+            ids, attention_mask=mask, max_new_tokens=12, do_sample=False, past_key_values=cache).tolist()))
         cache = cache_of(self.model)
         mask = torch.ones(2, 70, dtype=torch.long)
         mask[1, 65:] = 0

@@ -13,7 +13,7 @@ import tempfile
 import check_hf  # ends here where there is no torch
 import torch
 import transformers
-from check_hf import SMALL, VOCABULARY, cache_of, prompt
+from check_hf import SMALL, VOCABULARY, both, cache_of, prompt
 from check_hf_guard import WINDOWS, Case, peaky, steps
 
 import kvferry.hf
@@ -49,13 +49,8 @@ class Equal(Case):
 
     def logits(self, model, calls, **more):
         """Logits of forward passes on one cache are eager's; calls: arguments of each."""
-        told = []
-        for own in ("eager", "kvferry"):
-            model.set_attn_implementation(own)
-            cache = cache_of(model, tokens_max=2048, **more) if own == "kvferry" else \
-                transformers.DynamicCache(config=model.config)
-            with torch.no_grad():
-                told.append([model(past_key_values=cache, **call).logits for call in calls])
+        told = both(model, lambda cache: [model(past_key_values=cache, **call).logits for call in calls], "eager",
+                    tokens_max=2048, **more)
         for call, wanted, got in zip(calls, *told):
             mask = call.get("attention_mask")
             seen = slice(None) if not isinstance(mask, torch.Tensor) else mask[:, -wanted.shape[1]:].bool()
