@@ -25,6 +25,13 @@ from vllm_engine import (COMPILED, DRAFTS, FOLDER, FULL, NEW, PER_KIND, Engine, 
                          drafting_model, linear_model, looped_model, mamba_model, narrow_model, pictured_model,
                          poisoned_model, prompts, sinks_model, three_answers, variant, windowed_model)
 
+MOVED = {"budget": 128, "local_tokens": 32, "transfer": "mapped"} # within a budget, with pages that go to the device
+
+
+def come_and_go(count=40):
+    """So many requests, of which every fourth is dropped while it runs."""
+    return "abort", [[prompts()[i % 12] for i in range(count)]], {"every": 4}
+
 
 def write_mask(path, layers):
     """A file of kinds of heads: of each layer a character per KV head."""
@@ -50,16 +57,12 @@ class SameTokens(Case):
 
     def test_chunks_preemptions_and_aborts(self):
         """Prompts in pieces of 64 tokens, fewer blocks than requests want, requests that go away."""
-        many = [prompts()[i % 12] for i in range(60)]
-        engine = self.ours([answer(prompts()), ("abort", [many], {"every": 4})],
-                           max_num_batched_tokens=64, num_gpu_blocks_override=41, max_model_len=1024)
+        engine = self.ours([answer(prompts()), come_and_go(60)], max_num_batched_tokens=64, num_gpu_blocks_override=41, max_model_len=1024)
         self.assertEqual(engine.results[0]["tokens"], stock())
         self.assertGreater(engine.counters["vllm:num_preemptions"], 3)
         told = engine.results[1]["tokens"]
         self.assertGreater(sum(one is None for one in told), 5)
-        for number, tokens in enumerate(told):
-            if tokens is not None:
-                self.assertEqual([tokens], stock()[number % 12], number)
+        self.same_that_stay(told, stock())
 
     def test_prompts_by_a_library(self):
         """Tokens without context are attended by torch here; the rest of a prompt, and prefixes, by kvferry."""
@@ -151,17 +154,14 @@ class PackedPages(Case):
 
     def test_what_the_scheduler_does_changes_nothing(self):
         """At once, then in pieces of 64 tokens with preemptions, prefix hits and requests that go away."""
-        many = [prompts()[i % 12] for i in range(60)]
         plain = self.ask([answer(prompts())], {"pages": "k8v4"})
         told = plain.results[0]["tokens"]
-        cut = self.ask([answer(prompts()), ("abort", [many], {"every": 4})],
+        cut = self.ask([answer(prompts()), come_and_go(60)],
                        {"pages": "k8v4", "transfer": "mapped"}, max_num_batched_tokens=64,
                        num_gpu_blocks_override=41, max_model_len=1024)
         self.assertEqual(cut.results[0]["tokens"], told)
         self.assertGreater(cut.counters["vllm:num_preemptions"], 3)
-        for number, tokens in enumerate(cut.results[1]["tokens"]):
-            if tokens is not None:
-                self.assertEqual([tokens], told[number % 12], number)
+        self.same_that_stay(cut.results[1]["tokens"], told)
 
     def test_the_same_memory_has_more_tokens(self):
         """Heads of 32 in fp32 and pages of 4: 256 bytes for 1,024."""
@@ -209,8 +209,7 @@ class Windows(Case):
     def test_other_layers_are_vllm_s(self):
         self.model = windowed_model()
         alone, full = self.ask(None), self.ask({"budget": FULL})
-        self.assertEqual([one["tokens"] for one in full.results],
-                         [one["tokens"] for one in alone.results])
+        self.assertEqual(full.tokens, alone.tokens)
         self.assertEqual(full.results[2]["cached"], [1024]) # as long as vLLM's of 32 tokens, in bytes
         self.assertIn("300 blocks of 1024, 307200 tokens fit where other layers take no block", full.log)
         new = [len(ids) for ids in prompts()] + [1500, 1500 - 1024]
@@ -223,7 +222,7 @@ class Windows(Case):
         changes = {"model": sinks_model(), "max_model_len": 4096}
         alone = self.ran(Engine([answer([long])] * 2, **changes))
         told = [self.ran(Engine([answer([long])] * 2, {"budget": 4096}, dtype=dtype, **changes, **PER_KIND)) for dtype in ("float32", "bfloat16")]
-        self.assertEqual([one["tokens"] for one in told[0].results], [one["tokens"] for one in alone.results])
+        self.assertEqual(told[0].tokens, alone.tokens)
         self.assertEqual([engine.results[1]["cached"] for engine in (alone, *told)], [[2720], [2048], [2560]])
 
     def test_soft_caps(self):
@@ -251,7 +250,7 @@ class Windows(Case):
         """Once with keys, and then without, for those that they had."""
         self.model = looped_model()
         alone, full = self.ask(None), self.ask({"budget": FULL})
-        self.assertEqual([one["tokens"] for one in full.results], [one["tokens"] for one in alone.results])
+        self.assertEqual(full.tokens, alone.tokens)
         self.select()
 
     def test_text_of_a_model_for_images(self):
@@ -296,8 +295,7 @@ class Linear(Case):
 
     def ask(self, ours, **changes):
         """Chunks, then requests that come and go, more than have room at once."""
-        many = [prompts()[i % 12] for i in range(40)]
-        return self.run_with(ours, [answer(prompts()), ("abort", [many], {"every": 4})], enable_prefix_caching=False,
+        return self.run_with(ours, [answer(prompts()), come_and_go()], enable_prefix_caching=False,
                              max_model_len=1024, **changes)
 
     def run_with(self, ours, calls, **changes):
@@ -331,9 +329,7 @@ class Linear(Case):
         full = self.ask({"budget": FULL, "host_memory": "512MiB"}, num_gpu_blocks_override=30)
         self.assertEqual(full.results[0], alone.results[0])
         self.assertIn("29 blocks of 1248, 36192 tokens fit where other layers take no block", full.log)
-        for number, tokens in enumerate(full.results[1]["tokens"]):
-            if tokens is not None:
-                self.assertEqual([tokens], alone.results[0]["tokens"][number % 12], number)
+        self.same_that_stay(full.results[1]["tokens"], alone.results[0]["tokens"])
         told = [self.ask({"budget": 128, "local_tokens": 32, "host_memory": "512MiB",
                           "transfer": transfer}, num_gpu_blocks_override=blocks)
                 for transfer, blocks in (("mapped", None), ("direct", 30))]
@@ -400,8 +396,7 @@ class Budget(Case):
 
     def test_what_is_on_the_device_changes_nothing(self):
         """Pieces of prompts, preemptions, aborts and shared beginnings."""
-        many = [prompts()[i % 12] for i in range(40)]
-        calls = [answer(prompts()), ("abort", [many], {"every": 4}), answer(beginnings())]
+        calls = [answer(prompts()), come_and_go(), answer(beginnings())]
         told = self.both(calls, max_num_batched_tokens=64, num_gpu_blocks_override=41,
                          max_model_len=1024)
         for engine in told:
@@ -410,8 +405,7 @@ class Budget(Case):
 
     def test_nor_with_quantized_pages(self):
         """Nor does it where tokens of the window are dequantized on their way to the device."""
-        many = [prompts()[i % 12] for i in range(40)]
-        calls = [answer(prompts()), ("abort", [many], {"every": 4}), answer(beginnings())]
+        calls = [answer(prompts()), come_and_go(), answer(beginnings())]
         told = self.both(calls, {"pages": "k8v4"}, max_num_batched_tokens=64, num_gpu_blocks_override=41,
                          max_model_len=1024)
         for engine in told:
@@ -436,10 +430,8 @@ class Runners(Case):
 
     def test_windows_follow_requests(self):
         """Each brings its window once, and then a token per step, of every layer and head."""
-        many = [prompts()[i % 12] for i in range(40)]
-        told = [self.ran(Engine([answer(prompts()), ("abort", [many], {"every": 4})],
-                                {"budget": 128, "local_tokens": 32, "transfer": "mapped"},
-                                second=second, max_num_batched_tokens=96)) for second in (False, True)]
+        told = [self.ran(Engine([answer(prompts()), come_and_go()], MOVED, second=second, max_num_batched_tokens=96))
+                for second in (False, True)]
         self.assertEqual(told[0].results[0], told[1].results[0])
         for engine in told:
             steps, brought = engine.summed("steps"), engine.summed("tokens_brought")
@@ -449,11 +441,10 @@ class Runners(Case):
     def test_drafts_select(self):
         """Each candidate attends within the budget: the tokens are those of single steps, and whatever the
         second runner fills its rows up with, none of an answer is attended to densely."""
-        ours = {"budget": 128, "local_tokens": 32, "transfer": "mapped"}
-        alone = self.ran(Engine([answer(prompts(), max_tokens=64)], ours))
+        alone = self.ran(Engine([answer(prompts(), max_tokens=64)], MOVED))
         for second in (False, True):
             with self.subTest(second=second):
-                engine = self.ran(Engine([answer(prompts(), max_tokens=64)], ours, second=second,
+                engine = self.ran(Engine([answer(prompts(), max_tokens=64)], MOVED, second=second,
                                          speculative_config=DRAFTS))
                 self.assertEqual(engine.results[0]["tokens"], alone.results[0]["tokens"])
                 self.assertGreater(engine.counters["vllm:spec_decode_num_accepted_tokens"], 100)
@@ -468,9 +459,8 @@ class Runners(Case):
         calls = [answer(ids), ("reset", [], {}), answer(ids[::-1]), ("reload", [], {}), ("reset", [], {}), answer(ids)]
         for second in (False, True):
             with self.subTest(second=second):
-                engine = self.ran(Engine(calls, {"budget": 128, "local_tokens": 32, "transfer": "mapped",
-                                                 "device_memory": "5MiB"},
-                                         second=second, num_gpu_blocks_override=81, max_model_len=1024))
+                engine = self.ran(Engine(calls, {**MOVED, "device_memory": "5MiB"}, second=second,
+                                         num_gpu_blocks_override=81, max_model_len=1024))
                 first, _, again, _, _, anew = engine.results
                 self.assertEqual(again["tokens"], first["tokens"][::-1])
                 self.assertEqual(anew["tokens"], first["tokens"])
@@ -486,8 +476,8 @@ class Runners(Case):
                  ("sleep", [2], {"tags": [["weights"], ["kv_cache"]]}), answer(ids)]
         for second in (False, True):
             with self.subTest(second=second):
-                engine = self.ran(Engine(calls, {"budget": 128, "local_tokens": 32, "transfer": "mapped",
-                                                 "host_memory": "400MiB"}, second=second, num_gpu_blocks_override=2001))
+                engine = self.ran(Engine(calls, {**MOVED, "host_memory": "400MiB"}, second=second,
+                                         num_gpu_blocks_override=2001))
                 first, held, again, *_, anew = engine.results
                 self.assertEqual(again["tokens"], first["tokens"][::-1])
                 self.assertEqual(anew["tokens"], first["tokens"])
@@ -501,8 +491,7 @@ class Runners(Case):
 
     def test_more_requests_than_windows(self):
         """They take turns in calls of as many rows as there are windows; the tokens are the same."""
-        ours = {"budget": 128, "local_tokens": 32, "transfer": "mapped"}
-        few, all_ = [self.ran(Engine([answer(prompts())], {**ours, **more})) for more in ({"device_memory": "4MiB"}, {})]
+        few, all_ = [self.ran(Engine([answer(prompts())], {**MOVED, **more})) for more in ({"device_memory": "4MiB"}, {})]
         self.assertEqual(few.results, all_.results)
         windows = int(re.search(r"(\d+) of them with a window of their own on the device", few.log)[1])
         self.assertTrue(1 <= windows < 8, windows)
@@ -524,14 +513,13 @@ class Replays(Case):
         """Requests end one after another, and rows of graphs are left over; then requests that come, wait and
         go. With a budget of the whole context the tokens are vLLM's; within a smaller one they are those of
         passes that are not replayed, in an engine with graphs as without."""
-        many = [prompts()[i % 12] for i in range(40)]
-        calls = [answer(prompts()), ("abort", [many], {"every": 4}), answer(prompts()[-3:] * 2)]
+        calls = [answer(prompts()), come_and_go(), answer(prompts()[-3:] * 2)]
         mode, full, count, _ = self.replayed(calls, {"budget": FULL})
         self.assertEqual((mode, count > 40), ("FULL_DECODE_ONLY", True), count)
         self.assertEqual(full[0]["tokens"], stock())
         self.assertEqual(full[2]["tokens"], stock()[-3:] * 2)
         calls = [answer(prompts(), lengths=[5, 40, 9, 24, 13, 31, 20])]
-        alone = self.ran(Engine(calls, {"budget": 128, "local_tokens": 32, "transfer": "mapped"}, second=True))
+        alone = self.ran(Engine(calls, MOVED, second=True))
         _, told, count, engine = self.replayed(calls, {"budget": 128})
         self.assertGreater(count, 30)
         self.assertEqual(told, alone.results)
@@ -552,7 +540,7 @@ class Replays(Case):
     def test_replayed_drafts(self):
         """Every request has as many candidates as there may be."""
         ours, calls = {"budget": 128}, [answer(prompts(), max_tokens=64)]
-        alone = self.ran(Engine(calls, {"local_tokens": 32, "transfer": "mapped", **ours}))
+        alone = self.ran(Engine(calls, MOVED))
         _, told, count, engine = self.replayed(calls, ours, (5, 10, 20, 40, 60), speculative_config=DRAFTS)
         self.assertGreater(count, 20)
         self.assertEqual(told[0]["tokens"], alone.results[0]["tokens"])
@@ -705,18 +693,6 @@ class Calls(unittest.TestCase):
         told.clear()
         one().suspend()
         self.assertEqual(told, ["suspend 1"])
-
-    def test_vllm_s_mechanism_is_such(self):
-        from vllm.device_allocator.sleep_mode_backend import CuMemBackend
-        from vllm.v1.worker import gpu_model_runner
-        from vllm.v1.worker.cpu_worker import CPUWorker
-        from vllm.v1.worker.gpu import model_runner
-        for theirs, names in ((CuMemBackend, ("suspend", "resume", "discard")), (CPUWorker, ("sleep", "wake_up")),
-                              (gpu_model_runner.GPUModelRunner, ("_update_states",)),
-                              (model_runner.GPUModelRunner, ("update_requests",))):
-            self.assertTrue(all(name in vars(theirs) for name in names))
-        for runner in (gpu_model_runner, model_runner): # from a class of both
-            self.assertTrue(hasattr(runner.GPUModelRunner, "reset_lora_state"))
 
 
 class Taken(unittest.TestCase):

@@ -6,6 +6,7 @@ The other parts that need no vLLM are those of check_vllm_parts.py.
 """
 import contextlib
 import io
+import itertools
 import json
 import os
 import re
@@ -79,18 +80,15 @@ class Memory(unittest.TestCase):
 
     def test_the_documented_command_starts(self):
         """With vLLM's defaults, on both cards, with either number of requests and budget."""
-        for config in (LLAMA_8B, QWEN3_06B):
-            for name, card in CARDS.items():
-                for requests in (256, 1024):
-                    for budget in (512, 1024):
-                        with self.subTest("%d layers, %s, %d requests, %d" % (
-                                config["num_hidden_layers"], name, requests, budget)):
-                            blocks, regions, resident = self.starts(*self.sums(config, card, requests, budget=budget))
-                            self.assertGreater(resident, 4096)
-                            self.assertGreater(regions, 16)
-                            if card > 70: # all that host memory has, and a window for every request
-                                self.assertGreater(blocks * 32, 520_000)
-                                self.assertEqual(regions, requests)
+        for config, card, requests, budget in itertools.product(
+                (LLAMA_8B, QWEN3_06B), CARDS.values(), (256, 1024), (512, 1024)):
+            with self.subTest(layers=config["num_hidden_layers"], card=card, requests=requests, budget=budget):
+                blocks, regions, resident = self.starts(*self.sums(config, card, requests, budget=budget))
+                self.assertGreater(resident, 4096)
+                self.assertGreater(regions, 16)
+                if card > 70: # all that host memory has, and a window for every request
+                    self.assertGreater(blocks * 32, 520_000)
+                    self.assertEqual(regions, requests)
 
     def test_the_cache_takes_what_is_said(self):
         for own in (0, GIB, 3 * GIB // 2, 2 * GIB):
@@ -186,15 +184,13 @@ class Memory(unittest.TestCase):
             self.assertEqual(told, {"it starts", "host_memory", "num_gpu_blocks_override"})
 
     def test_calculator(self):
-        with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()) as told:
-            with open(os.path.join(folder, "config.json"), "w", encoding="utf-8") as out:
-                json.dump(LLAMA_8B, out)
-            calculator.main([folder, "--gpu", "80GiB", "--host", "512GiB", "budget=1024"])
-            self.told_is_planned(told.getvalue(), self.sums(LLAMA_8B, 80, 1024, host=512 * GIB, budget=1024), 1024)
-            for wrong, given in (("device memory", ["--gpu", "12GiB"]), ("did you mean budget", ["buget=3"]),
-                                 ("must divide the 32 heads", ["--tensor-parallel-size", "3"])):
-                with self.assertRaisesRegex(kvferry.Error, wrong):
-                    calculator.main([folder, "--gpu", "80GiB", "--host", "512GiB", *given])
+        given = "--gpu", "80GiB", "--host", "512GiB"
+        self.told_is_planned(self.calculated(LLAMA_8B, *given, "budget=1024"),
+                             self.sums(LLAMA_8B, 80, 1024, host=512 * GIB, budget=1024), 1024)
+        for wrong, more in (("device memory", ["--gpu", "12GiB"]), ("did you mean budget", ["buget=3"]),
+                            ("must divide the 32 heads", ["--tensor-parallel-size", "3"])):
+            with self.assertRaisesRegex(kvferry.Error, wrong):
+                self.calculated(LLAMA_8B, *given, *more)
 
     def calculated(self, config, *given):
         """The text that it prints."""
@@ -273,18 +269,11 @@ class Memory(unittest.TestCase):
 
     def test_calculator_of_both_models_and_cards(self):
         """With either number of requests it tells what an engine would be given."""
-        with tempfile.TemporaryDirectory() as folder:
-            for config in (LLAMA_8B, QWEN3_06B):
-                with open(os.path.join(folder, "config.json"), "w", encoding="utf-8") as out:
-                    json.dump(config, out)
-                for card in (80, 24):
-                    for requests in (1024, 256):
-                        with self.subTest(card=card, requests=requests), \
-                                contextlib.redirect_stdout(io.StringIO()) as told:
-                            calculator.main([folder, "--gpu", "%dGiB" % card, "--host", "512GiB", "budget=512",
-                                             "--max-num-seqs", str(requests)])
-                            self.told_is_planned(told.getvalue(), self.sums(config, card, requests, host=512 * GIB),
-                                                 requests)
+        for config, card, requests in itertools.product((LLAMA_8B, QWEN3_06B), (80, 24), (1024, 256)):
+            with self.subTest(layers=config["num_hidden_layers"], card=card, requests=requests):
+                told = self.calculated(config, "--gpu", "%dGiB" % card, "--host", "512GiB", "budget=512",
+                                       "--max-num-seqs", str(requests))
+                self.told_is_planned(told, self.sums(config, card, requests, host=512 * GIB), requests)
 
     def test_activations_of_any_model(self):
         """An engine starts whatever names the configuration of its model has."""

@@ -37,6 +37,10 @@ class Case(unittest.TestCase):
         self.assertRegex(engine.log, r"kvferry 0\.\d+\.\d+ on .*: budget 2048, pages of 4 tokens")
         return engine
 
+    def same_that_stay(self, told, wanted):
+        """Requests that were dropped have no answer, the others that of their prompt, which come in turn."""
+        self.assertEqual(told, [tokens and wanted[number % len(wanted)][0] for number, tokens in enumerate(told)])
+
 
 class Timed(unittest.TextTestResult):
     """Says how long each group took."""

@@ -443,6 +443,11 @@ class Engine:
         self.results, self.counters = told.get("results", []), told.get("counters", {})
         self.refused, self.ours = told.get("refused", []), told.get("ours", {})
 
+    @property
+    def tokens(self):
+        """Answers of all calls that have some."""
+        return [one["tokens"] for one in self.results]
+
     def summed(self, name):
         """One of our counters, over ranks."""
         return sum(value for full, value in self.ours.items()
