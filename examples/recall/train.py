@@ -61,7 +61,7 @@ CONFIG = {
     "eos_token_id": 2,
     "torch_dtype": "bfloat16",
 }
-SINK, WINDOW, BLOCK = 4, 64, 128
+SINK, WINDOW, BLOCK, PAGE = 4, 64, 128, 32
 MAX_POSITION = 24000
 IGNORE = -100
 
@@ -71,36 +71,29 @@ IGNORE = -100
 class Plan:
     """How one forward pass attends: document length, attention of the document and the tail."""
 
-    def __init__(self, n=0, local=False, pages=0, page=32, sub=1, boost=None):
-        self.n, self.local, self.pages, self.page, self.sub = n, local, pages, page, sub
-        self.boost, self.times = boost, 1
+    def __init__(self, local=False, pages=0):
+        self.n, self.local, self.pages = 0, local, pages
+        self.boost, self.times = None, 1
         self.seek, self.goal, self.page_loss, self.rows = 0.0, None, 0.0, None
 
 
-def boxes(k, page, sub):
-    """Least and greatest key of each part of each whole page, [B, KV heads, 1, d, parts]."""
-    b, kv, t, d = k.shape
-    parts = k[:, :, :t // page * page].reshape(b, kv, -1, page // sub, d)
-    return parts.amin(3).unsqueeze(2).mT, parts.amax(3).unsqueeze(2).mT
-
-
-def page_scores(q, box, sub):
-    """Scores [B, KV heads, m, pages] of m queries for the pages, from their bounding boxes."""
-    lo, hi = box
+def page_scores(q, k):
+    """Scores [B, KV heads, m, pages] of m queries for the whole pages of keys, from their bounding
+    boxes: the least and the greatest key of each channel."""
     b, heads, m, d = q.shape
-    kv = lo.shape[1]
+    kv, t = k.shape[1:3]
+    parts = k[:, :, :t // PAGE * PAGE].reshape(b, kv, -1, PAGE, d)
+    lo, hi = (x.unsqueeze(2).mT for x in (parts.amin(3), parts.amax(3)))
     query = q.reshape(b, kv, heads // kv, m, d)
-    score = query.clamp(min=0) @ hi + query.clamp(max=0) @ lo
-    return score.reshape(*score.shape[:-1], -1, sub).amax(-1).mean(2)
+    return (query.clamp(min=0) @ hi + query.clamp(max=0) @ lo).mean(2)
 
 
 def page_loss(q, k, plan):
     """How badly the boxes of KV head 0 tell the page of an answer from the other pages."""
     rows, keys, _ = plan.goal
-    box = boxes(k[:, :1, :plan.n], plan.page, 1)
-    score = page_scores(q[:, :q.shape[1] // k.shape[1], rows], box, 1)
+    score = page_scores(q[:, :q.shape[1] // k.shape[1], rows], k[:, :1, :plan.n])
     score = score[:, 0] / math.sqrt(k.shape[-1])
-    keys = keys // plan.page
+    keys = keys // PAGE
     keep = keys < score.shape[-1]
     return F.cross_entropy(score[keep], keys[keep])
 
@@ -109,14 +102,14 @@ def select_pages(q, k, plan):
     """Token mask [B, KV heads, m, T] of what page selection lets the last m words see."""
     b, m = q.shape[0], q.shape[2]
     kv, t = k.shape[1], k.shape[2]
-    score = page_scores(q, boxes(k, plan.page, plan.sub), plan.sub)
+    score = page_scores(q, k)
     count = score.shape[-1]
     now = torch.arange(t - m, t)[:, None]
-    score = score.masked_fill((torch.arange(1, count + 1) * plan.page)[None] > now, -math.inf)
+    score = score.masked_fill((torch.arange(1, count + 1) * PAGE)[None] > now, -math.inf)
     best = score.topk(min(plan.pages, count), -1).indices
     chosen = torch.zeros(b, kv, m, count, dtype=torch.bool).scatter_(-1, best, True)
     mask = torch.zeros(b, kv, m, t, dtype=torch.bool)
-    mask[..., :count * plan.page] = chosen.repeat_interleave(plan.page, -1)
+    mask[..., :count * PAGE] = chosen.repeat_interleave(PAGE, -1)
     key = torch.arange(t)[None]
     return (mask | (key < SINK) | (key > now - WINDOW)) & (key <= now)
 
