@@ -206,11 +206,11 @@ bool kvf_handle_is_alive(const kvf_context *context)
 kvf_status kvf_handle_check(kvf_context *context, const char *name)
 {
     if (!context)
-        KVF_FAIL(NULL, KVF_INVALID, "%s is NULL; pass what was opened or created", name);
+        KVF_FAIL(NULL, KVF_INVALID, "%s is NULL; pass an open one", name);
     if (is_forked(context))
         KVF_FAIL(context, KVF_INVALID,
-                 "%s was opened before fork(), by the parent of this process, and its threads and "
-                 "devices are there; open a runtime in the child, or start it by exec (spawn)",
+                 "%s was opened before fork() by the parent process, which owns its threads and "
+                 "devices; open a runtime in the child, or start it by exec (spawn)",
                  name);
     return KVF_OK;
 }

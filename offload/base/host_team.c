@@ -128,7 +128,7 @@ static kvf_status not_started(kvf_context *context, const char *name, int code)
         snprintf(most, sizeof most, "%llu", (unsigned long long)tasks.rlim_cur);
     return kvf_fail(
         context, KVF_SYSTEM, code,
-        "thread '%s' could not be started: %s; lower threads, or raise what is reached: "
+        "thread '%s' could not be started: %s; lower threads, or raise the limit that was reached: "
         "the tasks of this user (`ulimit -u`, %s) or of the cgroup (pids.max), or the "
         "address space (`ulimit -v`)",
         name, kvf_errno_text(code), most);

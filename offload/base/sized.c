@@ -24,7 +24,7 @@ static kvf_status check(kvf_context *context, const char *name, const char *argu
     const size_t size = size_of(given);
     if (size <= sizeof size || size % sizeof(uint64_t) || size > KVF_SIZED_MAX)
         KVF_FAIL(context, KVF_INVALID,
-                 "%s: size = %zu is not that of a %s; set it to sizeof(%s), or call its _init",
+                 "%s: size = %zu is not the size of a %s; set it to sizeof(%s), or call its _init",
                  argument, size, name, name);
     return KVF_OK;
 }
@@ -36,11 +36,12 @@ static kvf_status copy_in(kvf_context *context, const char *name, const char *ar
     const unsigned char *bytes = given;
     for (size_t i = known_bytes; i < size; i++)
         if (bytes[i])
-            KVF_FAIL(context, KVF_INVALID,
-                     "%s: a %s ends at byte %zu in kvferry %s, and byte %zu is not 0: the program "
-                     "was built for a later version and uses what is not here; leave it 0, or "
-                     "update the library",
-                     argument, name, known_bytes, kvf_version(), i);
+            KVF_FAIL(
+                context, KVF_INVALID,
+                "%s: a %s ends at byte %zu in kvferry %s, and byte %zu is not 0: the program "
+                "was built for a later version and uses a field that is not here; leave it 0, or "
+                "update the library",
+                argument, name, known_bytes, kvf_version(), i);
     memcpy(known, given, size < known_bytes ? size : known_bytes);
     return KVF_OK;
 }
@@ -60,7 +61,7 @@ kvf_status kvf_sized_take(kvf_context *context, const char *name, const char *ar
     if (!given)
         KVF_FAIL(context, KVF_INVALID, "%s is NULL; pass a %s", argument, name);
     if (size == 0 || size % sizeof(uint32_t) || size > KVF_SIZED_MAX)
-        KVF_FAIL(context, KVF_INVALID, "%s: size = %zu is not that of a %s; pass sizeof(%s)",
+        KVF_FAIL(context, KVF_INVALID, "%s: size = %zu is not the size of a %s; pass sizeof(%s)",
                  argument, size, name, name);
     memset(known, 0, known_bytes);
     return copy_in(context, name, argument, given, size, known, known_bytes);
@@ -85,7 +86,7 @@ kvf_status kvf_sized_reserved(kvf_context *context, const uint32_t *words, size_
     for (size_t i = 0; i < count; i++)
         if (words[i])
             KVF_FAIL(context, KVF_INVALID,
-                     "reserved[%zu] = %u: kvferry %s has nothing there; leave it 0, or update the "
+                     "reserved[%zu] = %u: kvferry %s does not use it; leave it 0, or update the "
                      "library",
                      i, words[i], kvf_version());
     return KVF_OK;

@@ -104,7 +104,7 @@ static kvf_status say_lost(kvf_cuda_device *device)
 {
     const cudaError_t error = (cudaError_t)atomic_load(&device->lost);
     return kvf_fail(device->base.context, KVF_DEVICE_FAILED, (int)error,
-                    "the CUDA device %d is lost since %s (%s); what it held is gone: close "
+                    "the CUDA device %d is lost since %s (%s); its memory is gone: close "
                     "everything and start the process again, compute-sanitizer finds the kernel",
                     device->ordinal, cudaGetErrorName(error), cudaGetErrorString(error));
 }

@@ -107,7 +107,7 @@ static kvf_status refuse_memory(kvf_cuda_device *device, cudaError_t error, size
     return kvf_fail(
         device->base.context, KVF_OUT_OF_DEVICE_MEMORY, (int)error,
         "the CUDA device %d has no %s of memory (%s free); lower sequences_max, "
-        "tokens_max, device_bytes or budget_tokens, or end what else runs there (nvidia-smi)",
+        "tokens_max, device_bytes or budget_tokens, or end other programs there (nvidia-smi)",
         device->ordinal, kvf_bytes_text(bytes, need), have);
 }
 

@@ -743,7 +743,7 @@ static kvf_status look(const kvf_transfer_engine *engine, kvf_stream *stream, bo
     const int answer = ops->is_capturing(stream);
     if (answer < 0)
         KVF_FAIL(engine->device->context, KVF_DEVICE_FAILED,
-                 "the device could not say whether a stream is being recorded");
+                 "the device could not report whether a stream is being recorded");
     *is_recorded = answer;
     return KVF_OK;
 }

@@ -111,7 +111,7 @@ def main(words: List[str]) -> None:
         print(__doc__)
         return
     if not all("=" in word for word in words):
-        raise Invalid("settings are said as NAME=VALUE: %s" % " ".join(words))
+        raise Invalid("give settings as NAME=VALUE: %s" % " ".join(words))
     print("\n".join(lines(options.read(dict(word.split("=", 1) for word in words), {}).cache)))
 
 

@@ -229,7 +229,7 @@ def _refuse_unknown(module: Any, kwargs: dict, function: Any, known: frozenset =
     """Refuses arguments of an attention that the function does not take which answers for it."""
     names = [] if torch.compiler.is_compiling() else _known.unknown(kwargs, known | _known.parameters(function))
     if names:
-        raise no("%s, layer %s: its attention is handed %s, which kvferry does not know" % (
+        raise no("%s, layer %s: its attention is handed %s, which kvferry does not support" % (
             type(module).__name__, getattr(module, "layer_idx", "?"), _known.words(names)),
             "load the model with attn_implementation='eager', or 'sdpa' where it has that")
 

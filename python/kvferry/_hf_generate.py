@@ -80,8 +80,8 @@ def _read_anew(model: Any, cache: Any, kwargs: dict, inputs: dict) -> None:
     tokens = inputs.get("inputs_embeds") if tokens is None else tokens
     read, held = 0 if tokens is None else tokens.shape[1], cache.get_seq_length()
     if not _is_whole(read, held, kwargs, inputs):
-        raise no("%s drops the Cache that it was given, which holds %d tokens, and would go on without it: the text is "
-                 "to be read again, and %d tokens of it are at hand" % (type(model).__name__, held, read),
+        raise no("%s drops the Cache that it was given, which holds %d tokens, and would continue without it: the whole "
+                 "text must be read again, but only %d tokens of it were passed" % (type(model).__name__, held, read),
                  "hand over the whole text, or " + WITHOUT)
     name = next(name for name, value in kwargs.items() if cache_in((value,), {}) is cache)
     cache.reset()

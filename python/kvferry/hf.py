@@ -302,7 +302,7 @@ class Cache(_caches.DynamicCache):
         self._name = type(model).__name__
         kinds = _known.unknown_kinds(config, layers)
         if kinds:
-            raise no("%s has layers of kinds that kvferry does not know: %s" % (self._name, kinds), WITHOUT)
+            raise no("%s has layers of kinds that kvferry does not support: %s" % (self._name, kinds), WITHOUT)
         number = _registered(self)
         self._paged: List[_Layer] = []
         self._order: List[_Turn] = [] # of a pass
@@ -322,8 +322,8 @@ class Cache(_caches.DynamicCache):
                     raise no("%s, layer %d: %s" % (self._name, i, _SHARED), WITHOUT)
         self._shares = any(turn.shared for turn in self._order)
         if prune is not None and self._shares:
-            raise no("%s has layers that attend with keys of another layer, which would be pruned by what "
-                     "that one looks at" % self._name, "leave prune out")
+            raise no("%s has layers that share the keys of another layer, which would be pruned by that layer's "
+                     "attention" % self._name, "leave prune out")
         if not self._paged:
             raise no("%s has no layer of full attention alone, but %s" % (
                 self._name, ", ".join(sorted({type(layer).__name__ for layer in layers}))), WITHOUT)

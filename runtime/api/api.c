@@ -203,8 +203,8 @@ static kvf_status cut(kvf_cache *cache, kvf_sequence *sequence, uint32_t tokens,
     KVF_TRY(kvf_sequence_check(cache, sequence));
     if (kvf_has_streaming_heads(cache))
         KVF_FAIL(cache->context, KVF_UNSUPPORTED,
-                 "head_mask has streaming heads, whose rings have lost what the newest tokens took "
-                 "the place of; fork before tokens that may have to go, or open the cache without "
+                 "head_mask has streaming heads, whose rings no longer hold the tokens that newer "
+                 "ones replaced; fork before tokens that may be cut, or open the cache without "
                  "a mask");
     return kvf_truncate(cache, sequence, tokens, stream);
 }
@@ -310,14 +310,15 @@ static kvf_status check_prefill_queries(kvf_cache *cache, const kvf_prefill_args
     KVF_TRY(check_queries(cache, args->layer, args->positions));
     if (cache->config.pages != KVF_PAGES_NATIVE)
         KVF_FAIL(cache->context, KVF_UNSUPPORTED,
-                 "pages = %s: a chunk of queries alone would see newer tokens quantized than one "
-                 "with keys and values does; open the cache with pages bf16",
+                 "pages = %s: a chunk of queries alone would attend to quantized tokens that a "
+                 "chunk with keys and values finds exact; open the cache with pages bf16",
                  kvf_pages_name(cache->config.pages));
     if (args->tokens > length)
-        KVF_FAIL(cache->context, KVF_INVALID,
-                 "tokens = %u: queries alone are of the newest tokens, and layer %u has %u; append "
-                 "them first",
-                 args->tokens, args->layer, length);
+        KVF_FAIL(
+            cache->context, KVF_INVALID,
+            "tokens = %u: queries alone are of the newest tokens, and layer %u holds %u; append "
+            "them first",
+            args->tokens, args->layer, length);
     return KVF_OK;
 }
 
@@ -350,8 +351,8 @@ static kvf_status check_batch(kvf_cache *cache, kvf_sequence *const *sequences, 
         for (uint32_t i = 0; i < b; i++)
             if (sequences[i] == sequences[b])
                 KVF_FAIL(cache->context, KVF_INVALID,
-                         "sequences[%u] is also sequences[%u]; a batch has each sequence once", b,
-                         i);
+                         "sequences[%u] is also sequences[%u]; a batch contains each sequence once",
+                         b, i);
     }
     return KVF_OK;
 }
@@ -458,8 +459,8 @@ static kvf_status decode_queries(kvf_cache *cache, const kvf_decode_args *args, 
                  "k and v are NULL: a recorded step appends; enqueue steps of queries alone");
     if (kvf_select_find(cache->config.select)->by_token)
         KVF_FAIL(cache->context, KVF_UNSUPPORTED,
-                 "k and v are NULL with select = %s, which looks with queries of tokens that it "
-                 "appends; use another policy",
+                 "k and v are NULL with select = %s, which needs the queries of appended tokens; "
+                 "use another policy",
                  kvf_select_name(cache->config.select));
     return kvf_layer_decode_queries(cache, args, stream);
 }
@@ -583,7 +584,7 @@ static kvf_status check_lists(kvf_cache *cache, const kvf_decode_args *args,
     KVF_TRY(check_single(cache, args, "page lists are of"));
     if (kvf_has_streaming_heads(cache))
         KVF_FAIL(cache->context, KVF_UNSUPPORTED,
-                 "head_mask has streaming heads, which have no pages to list; use kvf_decode, or "
+                 "head_mask has streaming heads, whose pages cannot be listed; use kvf_decode, or "
                  "open the cache without a mask");
     if (!lists->indptr || !lists->indices || !lists->last_page_len)
         KVF_FAIL(cache->context, KVF_INVALID,
@@ -596,7 +597,7 @@ static kvf_status check_lists(kvf_cache *cache, const kvf_decode_args *args,
                  kvf_select_name(cache->config.select));
     if (kv_group->dims.static_tokens)
         KVF_FAIL(cache->context, KVF_UNSUPPORTED,
-                 "static_ratio = %g: tokens outside pages cannot be said in page lists; open the "
+                 "static_ratio = %g: tokens outside pages cannot be in page lists; open the "
                  "cache with static_ratio 0",
                  (double)cache->config.static_ratio);
     return KVF_OK;
@@ -649,7 +650,7 @@ static kvf_status check_listed(kvf_cache *cache, const kvf_decode_args *args,
     KVF_TRY(check_lists(cache, args, lists));
     if (args->page_scores || args->page_ids)
         KVF_FAIL(cache->context, KVF_INVALID,
-                 "%s is set: lists say which pages; leave it NULL, or call kvf_select_pages",
+                 "%s is set: the lists select the pages; leave it NULL, or call kvf_select_pages",
                  args->page_scores ? "page_scores" : "page_ids");
     KVF_TRY(check_out(cache, args));
     return check_tokens_there(cache, args);

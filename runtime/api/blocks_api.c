@@ -193,8 +193,8 @@ static kvf_status check_slots(const kvf_blocks *blocks, const kvf_blocks_get_arg
     for (uint32_t i = 0; i < args->tokens; i++)
         if (args->slots[i] >= slots)
             KVF_FAIL(blocks->cache->context, KVF_INVALID,
-                     "slots[%u] = %lld: must be below block_count * block_tokens = %lld; a token "
-                     "that is not wanted has a number below 0",
+                     "slots[%u] = %lld: must be below block_count * block_tokens = %lld; use a "
+                     "number below 0 for a token to leave out",
                      i, (long long)args->slots[i], (long long)slots);
     return KVF_OK;
 }
@@ -205,7 +205,7 @@ static kvf_status check_waits(const kvf_blocks *blocks, kvf_stream *stream)
     const int answer = stream->device->ops->is_capturing(stream);
     if (answer < 0)
         KVF_FAIL(blocks->cache->context, KVF_DEVICE_FAILED,
-                 "the device could not say whether a stream is being captured");
+                 "the device could not report whether a stream is being captured");
     if (answer)
         KVF_FAIL(blocks->cache->context, KVF_INVALID,
                  "the stream is being captured, and tokens are read back by the host; call "

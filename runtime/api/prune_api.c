@@ -16,7 +16,7 @@ static kvf_status check_cache(const kvf_cache *cache)
 {
     if (kvf_has_streaming_heads(cache))
         KVF_FAIL(cache->context, KVF_UNSUPPORTED,
-                 "head_mask of the cache has streaming heads, which keep tokens of their own; open "
+                 "head_mask of the cache has streaming heads, which keep their own tokens; open "
                  "the cache without a mask, or do not prune");
     return KVF_OK;
 }

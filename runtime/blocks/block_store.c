@@ -130,7 +130,7 @@ static kvf_status check_heads(const kvf_blocks *blocks)
         blocks->config.block_tokens % KVF_CENTROID_TOKENS)
         KVF_FAIL(cache->context, KVF_INVALID,
                  "block_tokens = %u: coarse heads score centroids of %u tokens of a block; set a "
-                 "multiple of that, or write 1 where head_mask has a 2",
+                 "multiple of that, or write 1 instead of 2 in head_mask",
                  blocks->config.block_tokens, KVF_CENTROID_TOKENS);
     return KVF_OK;
 }

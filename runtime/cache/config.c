@@ -182,10 +182,9 @@ const kvf_setting *kvf_cache_setting(uint32_t index)
 static kvf_status check_reserved(kvf_context *context, const char *heading, uint32_t value)
 {
     if (value)
-        KVF_FAIL(
-            context, KVF_INVALID,
-            "reserved_%s = %u: kvferry %s has nothing there; leave it 0, or update the library",
-            heading, value, kvf_version());
+        KVF_FAIL(context, KVF_INVALID,
+                 "reserved_%s = %u: kvferry %s does not use it; leave it 0, or update the library",
+                 heading, value, kvf_version());
     return KVF_OK;
 }
 

@@ -21,7 +21,7 @@ kvf_status kvf_disk_check(kvf_context *context, const kvf_cache_config *c)
                  (unsigned long long)(c->host_bytes ? c->host_bytes : c->disk_bytes));
     if (c->disk_path && c->host_bytes == 0)
         KVF_FAIL(context, KVF_INVALID,
-                 "host_bytes = 0: with disk_path it says how much of the pages stays in memory; "
+                 "host_bytes = 0: with disk_path it is the memory for pages; "
                  "set it, or leave disk_path NULL");
     return KVF_OK;
 }

@@ -77,7 +77,8 @@ static kvf_status check_end(kvf_cache *cache, const kvf_sequence *sequence,
         if (end_of(layer) != end || layer->extent.length != end)
             KVF_FAIL(cache->context, KVF_INVALID,
                      "layer %u of the whole sequence holds %u tokens up to position %u, and the "
-                     "sequence ends at %u; prefill the rest, or cut what the sequence has lost",
+                     "sequence ends at %u; prefill the rest, or cut the tokens that the sequence "
+                     "no longer holds",
                      i, layer->extent.length, end_of(layer), end);
     }
     return KVF_OK;

@@ -148,8 +148,8 @@ static kvf_status check_needs(kvf_prune *prune, uint32_t layer, uint32_t needs)
     const char *name = prune->policy->name;
     if (needs & ~prune->needs)
         KVF_FAIL(prune->context, KVF_INVALID,
-                 "policy '%s' needs %#x at layer %u, which it did not say of any layer with fresh "
-                 "state",
+                 "policy '%s' needs %#x at layer %u, which needs_at returned for no layer with "
+                 "fresh state",
                  name, needs & ~prune->needs, layer);
     if (kinds & (kinds - 1))
         KVF_FAIL(prune->context, KVF_INVALID,
@@ -303,8 +303,7 @@ kvf_status kvf_pruner_append(kvf_prune *prune, const kvf_prefill_args *args, kvf
     KVF_TRY(check_needs(prune, slot->layer, needs));
     if (!args->q)
         KVF_FAIL(prune->context, KVF_INVALID,
-                 "q is NULL: policy '%s' looks with all queries of the prompt",
-                 prune->policy->name);
+                 "q is NULL: policy '%s' needs all queries of the prompt", prune->policy->name);
     if (slot->appended + args->tokens != length || length > slot->tokens)
         KVF_FAIL(prune->context, KVF_INVALID,
                  "tokens = %u: layer %u holds %u of %u tokens and the queries of %u were seen; "
@@ -354,8 +353,8 @@ static kvf_status check_answer(kvf_prune *prune, const kvf_prune_view *view,
     const uint32_t window = answer->restart ? 0 : view->window;
     if (answer->restart && prune->config.retention == KVF_RETENTION_COMPLETE)
         KVF_FAIL(prune->context, KVF_INVALID,
-                 "policy '%s' at layer %u: restart: retention = COMPLETE goes on from the layers "
-                 "that have all tokens; take OFFLOAD, or another policy",
+                 "policy '%s' at layer %u: restart: retention = COMPLETE continues from the layers "
+                 "that hold all tokens; take OFFLOAD, or another policy",
                  name, view->layer);
     if (answer->restart && view->pass > 0)
         KVF_FAIL(prune->context, KVF_INVALID,

@@ -93,8 +93,8 @@ static kvf_status find_needs(kvf_prune *prune, const chunk *c, question *q)
     q->needs = kvf_prune_needs_at(prune->policy, &q->view);
     if (q->needs & ~(uint32_t)(KVF_PRUNE_SCORES | KVF_PRUNE_WEIGHTED))
         KVF_FAIL(prune->context, KVF_UNSUPPORTED,
-                 "policy '%s' at layer %u looks at more than the scores of the newest queries "
-                 "(%#x), which a chunk cannot tell; take another policy, or eviction = NONE",
+                 "policy '%s' at layer %u needs more than the scores of the newest queries (%#x), "
+                 "which a chunk does not give; take another policy, or eviction = NONE",
                  prune->policy->name, c->layer, q->needs);
     return KVF_OK;
 }

@@ -193,7 +193,7 @@ static kvf_status check_window(const kvf_prune *prune)
         window = kvf_max_u32(window, config->chunk_queries);
     if (window > kept)
         KVF_FAIL(prune->context, KVF_INVALID,
-                 "observe_window = %u of the cache: '%s' looks with %u queries; open the cache "
+                 "observe_window = %u of the cache: '%s' needs %u queries; open the cache "
                  "with observe_window = %u",
                  kept, prune->policy->name, window, window);
     return KVF_OK;

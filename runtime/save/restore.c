@@ -94,8 +94,8 @@ static kvf_status compare_settings(const restoring *r, bool wants_exact, bool *i
                      r->file.path, s->name, theirs, mine);
         if (wants_exact)
             KVF_FAIL(cache->context, KVF_INVALID,
-                     "%s was saved with %s = %s, this cache has %s: the sequence would go on "
-                     "otherwise than before; open a cache with that, or restore with exact = 0",
+                     "%s was saved with %s = %s, this cache has %s: the sequence would continue "
+                     "differently; open a cache with that, or restore with exact = 0",
                      r->file.path, s->name, theirs, mine);
         *is_exact = false;
     }
@@ -347,9 +347,10 @@ static kvf_status read_layers(restoring *r)
             kvf_snapshot_check(r->cache->context, r->file.path, h->head, &h->layers[i], &snapshot));
         if (kv_group && r->is_exact && !(h->layers[i].flags & KVF_SAVED_FRESH) &&
             !kvf_snapshot_fits(kv_group, &h->layers[i], &snapshot))
-            KVF_FAIL(r->cache->context, KVF_CORRUPT,
-                     "%s: layer %u has static tokens that its settings do not give; save it again",
-                     r->file.path, i);
+            KVF_FAIL(
+                r->cache->context, KVF_CORRUPT,
+                "%s: layer %u holds static tokens that its settings do not allow; save it again",
+                r->file.path, i);
     }
     return KVF_OK;
 }

@@ -353,7 +353,7 @@ static kvf_status check(kvf_recording *r)
     if (!is_plain(r))
         KVF_FAIL(cache->context, KVF_INVALID,
                  "this step refreshes a static set or is verified; enqueue it with kvf_decode "
-                 "(kvf_replay_is_possible says so)");
+                 "(kvf_replay_is_possible returns 0)");
     return KVF_OK;
 }
 

@@ -189,7 +189,7 @@ TEST(refuses_other_sizes)
     kvf_prune_config_init(&config, &own);
     own.size = 8;
     expect_size(&config,
-                "policy: size = 8 is not that of a kvf_prune_policy; set it to "
+                "policy: size = 8 is not the size of a kvf_prune_policy; set it to "
                 "sizeof(kvf_prune_policy), or call its _init",
                 0);
 }

@@ -176,7 +176,7 @@ class Own(unittest.TestCase):
         self.refused("OwnForCausalLM, layer 0: its attention is handed alibi", self.logits, model, "kvferry",
                      cache_of(model))
         served = self.made("ServedForCausalLM", hands=far)
-        self.refused("Attention, layer 0: its attention is handed alibi, which kvferry does not know", self.logits,
+        self.refused("Attention, layer 0: its attention is handed alibi, which kvferry does not support", self.logits,
                      served, "kvferry")
         for name, value, word in (("indices", torch.zeros(1, 60, 8, dtype=torch.int), r"selected tokens \(indices\)"),
                                   ("cu_seq_lens_q", torch.tensor([0, 30, 60]), r"packed sequences \(cu_seq_lens_q\)"),
@@ -255,7 +255,7 @@ class Own(unittest.TestCase):
                 config = transformers.Qwen3Config(**SMALL)
                 config.layer_types = ["full_attention", "own_sparse"] * 2
                 config._attn_implementation = "kvferry"
-                self.refused(r"kinds that kvferry does not know: own_sparse \(layer 1\)", kvferry.hf.Cache, config)
+                self.refused(r"kinds that kvferry does not support: own_sparse \(layer 1\)", kvferry.hf.Cache, config)
             finally:
                 del DYNAMIC_LAYER_TYPE_MAPPING["own_sparse"]
 
@@ -279,7 +279,7 @@ class Released(unittest.TestCase):
         model.set_attn_implementation("kvferry")
         with torch.no_grad(), self.assertRaisesRegex(kvferry.Unsupported, r"selected tokens \(indices\)"):
             model(prompt(1, 60), past_key_values=transformers.DynamicCache(config=model.config))
-        with self.assertRaisesRegex(kvferry.Unsupported, "kinds that kvferry does not know: "):
+        with self.assertRaisesRegex(kvferry.Unsupported, "kinds that kvferry does not support: "):
             kvferry.hf.Cache(model)
 
     def test_block_indices(self):
@@ -293,7 +293,7 @@ class Released(unittest.TestCase):
         with torch.no_grad(), self.assertRaisesRegex(kvferry.Unsupported, r"selected blocks \(block_indices\)"):
             model(prompt(1, 60), past_key_values=transformers.DynamicCache(config=config))
         for call in (kvferry.hf.Cache, kvferry.hf.use):
-            with self.assertRaisesRegex(kvferry.Unsupported, r"does not know: minimax_m3_sparse \(layer 1\)"):
+            with self.assertRaisesRegex(kvferry.Unsupported, r"does not support: minimax_m3_sparse \(layer 1\)"):
                 call(model)
 
 

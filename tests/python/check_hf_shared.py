@@ -214,7 +214,7 @@ class Small(Case):
 class Refused(Case):
     def test_by_name(self):
         model = made("Gemma 4")
-        self.refused("would be pruned by what that one looks at; leave prune out", cache_of, model,
+        self.refused("would be pruned by that layer's attention; leave prune out", cache_of, model,
                      prune="snapkv")
         for text, settings in (("select", {"select": "oracle"}), ("streaming", {"head_mask": [[0, 1]] * 2})):
             self.refused(text, steps, model, prompt(1, 40), cache_of(model, tokens_max=256, **settings),

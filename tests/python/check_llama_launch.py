@@ -230,7 +230,7 @@ class Plan(unittest.TestCase):
         """Nothing is guessed that the file does not tell."""
         from kvferry._llama import Refused
         for arch, keys, text in (("deepseek2", {"attention__kv_lora_rank": 512}, "latent keys"),
-                                 ("new", {"attention__sliding_window": 64}, "which layers have them"),
+                                 ("new", {"attention__sliding_window": 64}, "name the layers that have them"),
                                  ("granitehybrid", {"attention__head_count_kv": [0] * 8}, "no layer with keys")):
             with self.assertRaisesRegex(Refused, text):
                 self.layers(arch, **keys)

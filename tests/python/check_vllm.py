@@ -791,11 +791,11 @@ class Refusals(Case):
         self.assertNotIn("Loading weights took", engine.log)
 
     def test_engines_side_by_side(self):
-        """The second one says that its memory must be said, also before it loads weights."""
+        """The second one says that its memory must be set, also before it loads weights."""
         from kvferry import Invalid
         from kvferry.vllm import options, pool
         engine = types.SimpleNamespace(bytes_of_blocks=None, ranks_in_all=1, number=1)
-        with self.assertRaisesRegex(Invalid, "host_memory must be said with data parallelism"):
+        with self.assertRaisesRegex(Invalid, "host_memory must be set with data parallelism"):
             pool._try(engine, options.read({}, {}), None, None)
 
     def test_a_model_without_a_layer_for_it(self):
@@ -826,7 +826,7 @@ class Refusals(Case):
                  for strategy in ("tensor", "attn_head")]
         engine = self.ran(Engine([], refused=asked + [{**one, "kv_cache_dtype": "bfloat16"} for one in asked]))
         for told in engine.refused[:2]:
-            self.assertIn("kv_cache_dtype = fp8: pages have the type of the model; say --kv-cache-dtype bfloat16", told)
+            self.assertIn("kv_cache_dtype = fp8: pages are in the type of the model; give --kv-cache-dtype bfloat16", told)
         self.assertEqual(engine.refused[2:], ["it starts"] * 2)
 
 

@@ -210,7 +210,7 @@ class Memory(unittest.TestCase):
             self.assertNotRegex(told, r"-\d")
         self.assertIn("    256 requests of 1024 tokens, by max_num_seqs\n", self.calculated(
             GPT_OSS, "--gpu", "24GB", "--host", "64GB", "--weights", "13GiB"))
-        with self.assertRaisesRegex(kvferry.Invalid, "weights are quantized.*say --weights SIZE"):
+        with self.assertRaisesRegex(kvferry.Invalid, "weights are quantized.*give --weights SIZE"):
             self.calculated(GPT_OSS, "--gpu", "24GB", "--host", "64GB")
 
     def test_calculator_of_what_does_not_fit(self):

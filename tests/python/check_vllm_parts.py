@@ -121,7 +121,7 @@ class Options(unittest.TestCase):
 
     def test_memory_is_shared_by_ranks(self):
         self.assertGreater(options.default_memory(1), options.default_memory(4))
-        with self.assertRaisesRegex(kvferry.Invalid, "host_memory must be said with data parallelism"):
+        with self.assertRaisesRegex(kvferry.Invalid, "host_memory must be set with data parallelism"):
             options.default_memory(1, 1)
 
     def test_memory_of_a_node_or_a_cgroup(self):
@@ -139,8 +139,7 @@ class Options(unittest.TestCase):
     def test_more_than_there_is(self):
         """Said before weights are loaded: the container's limit."""
         machine = {"cgroup_headroom_bytes": 8 << 30}
-        with self.assertRaisesRegex(kvferry.OutOfMemory, "host_memory = 9GiB: 8GiB is all that this container may have, by "
-                                                         "its memory.max; give that or less"):
+        with self.assertRaisesRegex(kvferry.OutOfMemory, "host_memory = 9GiB: 8GiB is the limit of this container (memory.max); give that or less"):
             options.check_memory(9 << 30, machine)
         for size in (8 << 30, None):
             options.check_memory(size, machine)
@@ -299,7 +298,7 @@ class Refusals(unittest.TestCase):
                 ("--dtype bfloat16 --kv-cache-dtype bfloat16", "float32", scheme),
                 ("--dtype bfloat16 --kv-cache-dtype bfloat16", "float32", inner)):
             bad = engine(cache_dtype="fp8_e4m3", dtype="torch." + dtype, quantization=config.get("quantization_config"))
-            self.refused("kv_cache_dtype = fp8_e4m3: pages have the type of the model; say %s$" % wanted,
+            self.refused("kv_cache_dtype = fp8_e4m3: pages are in the type of the model; give %s$" % wanted,
                          refusals.check_engine, bad)
 
     def test_reasons(self):

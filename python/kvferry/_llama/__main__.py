@@ -92,7 +92,7 @@ def main() -> None:
             from . import plan
             plan.main(given[1:])
         elif given[0].startswith("-"):
-            raise Refused("there is no option %s; kvferry-llama --help has those that there are" % given[0], 2)
+            raise Refused("there is no option %s; kvferry-llama --help lists all" % given[0], 2)
         else:
             launch(given)
     except Refused as error:

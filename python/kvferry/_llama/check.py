@@ -46,7 +46,7 @@ def beside(path: str) -> str:
     folder = path if os.path.isdir(path) else os.path.dirname(os.path.realpath(path))
     found = sorted(name for name in os.listdir(folder) if re.fullmatch(r"libggml\.so(\.\d+)*", name))
     if not found:
-        raise Refused("%s has no libggml.so: a library of llama.cpp has it beside itself" % folder)
+        raise Refused("%s has no libggml.so: a library of llama.cpp lies next to it" % folder)
     return os.path.join(folder, found[0])
 
 

@@ -77,7 +77,7 @@ def _windows(arch: str, own: Dict[str, Any], count: int) -> List[int]:
     if isinstance(pattern, list):
         return [window if each else 0 for each in pattern]
     if not pattern:
-        raise Refused("the file has windows of %d tokens, and does not say which layers have them" % window)
+        raise Refused("the file has windows of %d tokens, and does not name the layers that have them" % window)
     return [window if layer % pattern < pattern - 1 else 0 for layer in range(count)]
 
 
@@ -86,12 +86,12 @@ def layers(found: Dict[str, Any]) -> List[Layer]:
     arch = found.get("general.architecture", "")
     own = {name[len(arch) + 1:]: value for name, value in found.items() if name.startswith(arch + ".")}
     if "attention.kv_lora_rank" in own:
-        raise Refused("%s has latent keys, which are left to llama.cpp" % arch)
+        raise Refused("%s uses latent keys, which are left to llama.cpp" % arch)
     try:
         count = own["block_count"] - own.get("nextn_predict_layers", 0)
         width, heads = own["embedding_length"], own["attention.head_count"]
     except KeyError as error:
-        raise Refused("the file says nothing of %s.%s" % (arch, error.args[0])) from error
+        raise Refused("the file lacks %s.%s" % (arch, error.args[0])) from error
 
     def each(value: Any) -> List[int]:
         return value if isinstance(value, list) else [value] * own["block_count"]

@@ -59,7 +59,7 @@ def _weights(args: argparse.Namespace, config: dict, model: estimate.Model) -> i
         return options.bytes_of("weights", args.weights)
     found = estimate.size_of_files(args.model)
     if not found and config.get("quantization_config"):
-        raise Invalid("weights are quantized, and there are no files of them: say --weights SIZE")
+        raise Invalid("weights are quantized, and their files are not here: give --weights SIZE")
     return found or 2 * model.weights
 
 
@@ -74,7 +74,7 @@ def main(given: Optional[List[str]] = None) -> None:
     with open(os.path.join(args.model, "config.json"), encoding="utf-8") as text:
         config = json.load(text)
     if not all("=" in one for one in args.settings):
-        raise Invalid("settings are said as NAME=VALUE: %s" % " ".join(args.settings))
+        raise Invalid("give settings as NAME=VALUE: %s" % " ".join(args.settings))
     said = options.read(dict(one.split("=", 1) for one in args.settings), {})
     model, ranks, gpu = estimate.read(config), args.tensor_parallel_size, options.bytes_of("gpu", args.gpu)
     rank, default = estimate.rank_of(model, ranks), defaults_of(gpu, args.gpu_name)
@@ -84,7 +84,7 @@ def main(given: Optional[List[str]] = None) -> None:
             rank, estimate.graph_sizes(requests), estimate.layers_of(model))
     tokens = args.max_model_len or model.attention.tokens
     if not tokens:
-        raise Invalid("config.json does not say how many tokens a request may have: say --max-model-len")
+        raise Invalid("config.json does not limit the tokens of a request: give --max-model-len")
     host = options.bytes_of("host", args.host) // ranks if args.host else _default_host(ranks)
     load = Asked(host, requests, tokens, own=said.device_memory, request_bytes=rank.vocabulary * estimate.LOGIT_BYTES,
                  left=Card(gpu, args.gpu_memory_utilization, gpu).left(gpu - weights, weights, weights, ahead))

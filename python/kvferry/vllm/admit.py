@@ -45,7 +45,7 @@ def settle(engine: Any) -> None:
         return
     if said.admit == options.RESIDENT:
         if not isinstance(engine.settings, dict):
-            raise Invalid("admit = resident: say it in --additional-config, which has to be an object then")
+            raise Invalid("admit = resident: set it in --additional-config, which must be an object then")
         count = _round(admitted(engine, said), engine.graph_sizes)
         engine.settings["kvferry"] = {**engine.settings.get("kvferry", {}), "admit": count}
         if count < engine.requests:

@@ -30,7 +30,7 @@ def check(engine: Engine) -> None:
     if not is_asked and not (isinstance(engine.settings, dict) and "kvferry" in engine.settings):
         return
     if not is_asked:
-        raise Unsupported("kvferry is in --additional-config, and no layer is to be its: add --attention-backend CUSTOM")
+        raise Unsupported("kvferry is in --additional-config, but no layer uses it: add --attention-backend CUSTOM")
     from .backend import Backend # pylint: disable=import-outside-toplevel
     theirs = engine.backends()
     if not any(issubclass(one, Backend) for one in theirs):

@@ -47,7 +47,7 @@ def read(config: Mapping[str, Any]) -> Model:
         kv_heads = text.get("num_key_value_heads") or query_heads
         inner = text.get("moe_intermediate_size") or text["intermediate_size"]
     except KeyError as error:
-        raise Unsupported("config.json has no %s: kvferry cannot tell what the model takes" % error) from error
+        raise Unsupported("config.json has no %s: kvferry cannot compute the model's memory" % error) from error
     windowed = _windowed(text)
     head_dim = text.get("head_dim") or hidden // query_heads
     experts = text.get("num_experts") or text.get("num_local_experts") or 1
@@ -74,7 +74,7 @@ def _windowed(text: Mapping[str, Any]) -> int:
     if text.get("per_layer_config") or text.get("global_head_dim"): # whose heads differ by the kind of a layer
         others.add("several shapes")
     if others:
-        raise Unsupported("layers of the kind %s are not counted: start vLLM, whose first line has the sizes"
+        raise Unsupported("layers of the kind %s are not counted: start vLLM, whose first line shows the sizes"
                           % ", ".join(sorted(others)))
     if kinds and "full_attention" not in kinds:
         refuse("models whose layers all have a sliding window", OTHER)

@@ -138,7 +138,7 @@ def default_memory(ranks: int, engine: int = 0, machine: Optional[Mapping[str, A
     machine   memory, as Runtime.describe() tells it
     """
     if engine:
-        raise Invalid("host_memory must be said with data parallelism: engines know nothing of each other")
+        raise Invalid("host_memory must be set with data parallelism: engines cannot divide memory among each other")
     with open("/proc/meminfo", encoding="ascii") as text:
         free = next(int(line.split()[1]) for line in text if line.startswith("MemAvailable")) * 1024
     told = machine or {}
@@ -152,7 +152,7 @@ def check_memory(size: Optional[int], machine: Mapping[str, Any]) -> None:
     may get more, so the library tries that."""
     limit = machine.get("cgroup_headroom_bytes") # None: there is none, or it is not known
     if size is not None and limit is not None and size > limit:
-        raise OutOfMemory("host_memory = %s: %s is all that this container may have, by its memory.max; give that or less" % (
+        raise OutOfMemory("host_memory = %s: %s is the limit of this container (memory.max); give that or less" % (
             in_words(size), in_words(limit, up=False)))
 
 

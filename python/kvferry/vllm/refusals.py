@@ -32,14 +32,14 @@ def check_engine(engine: Any) -> None:
     """An upstream.Engine: what concerns it as a whole."""
     if engine.offload_gib is not None:
         refuse("--kv-offloading-size %g (with --kv-offloading-backend %s)" % (engine.offload_gib, engine.offload_backend),
-               "it moves vLLM's own blocks, which hold no keys; leave it out: pages are in host memory already, as much as "
-               "host_memory says")
+               "it moves vLLM's own blocks, which hold no keys; leave it out: pages are in host memory already, as many "
+               "bytes as host_memory")
     if engine.connector is not None:
         refuse("KV connectors (--kv-transfer-config with %s)" % engine.connector,
                "they move vLLM's own blocks, which hold no keys; start without one")
     if engine.cache_dtype not in ("auto", _name(engine.dtype)):
         refuse("kv_cache_dtype = %s" % engine.cache_dtype,
-               "pages have the type of the model; say %s" % _cache_type(engine.dtype, engine.quantization))
+               "pages are in the type of the model; give %s" % _cache_type(engine.dtype, engine.quantization))
     if engine.shares_contexts:
         refuse("context parallelism", "take tensor or pipeline parallelism")
     if engine.has_fast_prefill:

@@ -277,8 +277,8 @@ static kvf_status read_document(json_t *root, const char *what, const cli_model_
             policy);
     if (!json_object_get(root, policy))
         return model_fail(error, KVF_INVALID,
-                          "%s has nothing for %s; run kvferry tune with --method %s", what, policy,
-                          policy);
+                          "%s contains nothing for %s; run kvferry tune with --method %s", what,
+                          policy, policy);
     KVF_TRY(need_object(root, where, policy, &section, error));
     snprintf(where, sizeof where, "%.80s: %s.", what, policy);
     return read_section(section, where, policy, model->layers, out, error);

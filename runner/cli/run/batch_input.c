@@ -274,8 +274,8 @@ static kvf_status check_names(const cli_jobs *jobs, const char *path, kvf_error 
         snprintf(number, sizeof number, "%llu", (unsigned long long)other->number);
         if (have_same_id(one, other))
             status = model_fail(error, KVF_INVALID,
-                                "%.200s: line %llu: id %.80s is that of line %llu, too (without "
-                                "one it is the line's number); give each prompt an id of its own",
+                                "%.200s: line %llu: id %.80s is also that of line %llu (without "
+                                "one it is the line's number); give each prompt its own id",
                                 path, (unsigned long long)other->line,
                                 other->name ? other->name : number, (unsigned long long)one->line);
     }

@@ -99,9 +99,10 @@ static kvf_status read_logprobs(const reading *r, json_t *line, const char *wher
     size_t at;
     json_array_foreach (values, at, v) {
         if (!json_is_number(v) && !json_is_null(v))
-            return model_fail(error, KVF_INVALID,
-                              "%s: logprobs[%zu] is %s; give a number, or null for what has none",
-                              where, at, json_show(v, shown, sizeof shown));
+            return model_fail(
+                error, KVF_INVALID,
+                "%s: logprobs[%zu] is %s; give a number, or null for a token without one", where,
+                at, json_show(v, shown, sizeof shown));
         grown[answer->first + at] = json_is_number(v) ? (float)json_number_value(v) : NAN;
     }
     return KVF_OK;

@@ -165,18 +165,17 @@ static kvf_status check_draft(const cli_input *in, const cli_machine *m, kvf_err
     if (in->model.window)
         return model_fail(error, KVF_UNSUPPORTED,
                           "--draft takes tokens back, and layers with a window of %u tokens "
-                          "(sliding_window) have lost what they took the place of; leave it out",
+                          "(sliding_window) no longer hold the replaced tokens; leave it out",
                           in->model.window);
     if (m->head_mask.streaming)
         return model_fail(error, KVF_UNSUPPORTED,
-                          "--draft takes tokens back, and streaming heads of --head-mask have lost "
-                          "what they took the place of; leave one of them out");
+                          "--draft takes tokens back, and streaming heads of --head-mask no longer "
+                          "hold the replaced tokens; leave one of them out");
     if (m->plan.cache.static_tokens)
-        return model_fail(
-            error, KVF_UNSUPPORTED,
-            "--draft takes tokens back, and a static set of %u tokens does not become "
-            "what it was; give --static-ratio 0, or a --select without one",
-            m->plan.cache.static_tokens);
+        return model_fail(error, KVF_UNSUPPORTED,
+                          "--draft takes tokens back, and a static set of %u tokens is not "
+                          "restored; give --static-ratio 0, or a --select without one",
+                          m->plan.cache.static_tokens);
     return KVF_OK;
 }
 

@@ -49,7 +49,7 @@ static kvf_status prepare_mask(const cli_input *in, cli_machine *m, kvf_error *e
         m->head_mask.streaming += m->head_mask.of[i] == 0;
     if (m->head_mask.streaming > 0 && o->policy)
         return model_fail(error, KVF_INVALID,
-                          "--head-mask %s has %u streaming heads, which keep tokens of their own; "
+                          "--head-mask %s has %u streaming heads, which keep their own tokens; "
                           "leave --prune %s out, or the mask",
                           o->mask_file, m->head_mask.streaming, o->policy->name);
     return KVF_OK;

@@ -96,14 +96,14 @@ kvf_status cli_saved_match(cli_input *in, kvf_error *error)
         if (in->loaded.tokens < in->loaded.prompt.count || in->options.ask_file)
             return KVF_OK;
         return model_fail(error, KVF_INVALID,
-                          "--load %s holds all tokens of a prompt that was pruned, and nothing is "
-                          "left to go on from; give a longer prompt, or --ask",
+                          "--load %s holds all tokens of a prompt that was pruned, and no token is "
+                          "left to continue from; give a longer prompt, or --ask",
                           path);
     }
     if (in->loaded.tokens >= in->prompt.count)
         return model_fail(error, KVF_INVALID,
                           "--load %s holds %u tokens and the prompt has %zu; the prompt must begin "
-                          "with them and go on",
+                          "with them and be longer",
                           path, in->loaded.tokens, in->prompt.count);
     for (uint32_t i = 0; i < in->loaded.tokens; i++)
         if (ids[i] != in->prompt.ids[i])

@@ -42,8 +42,7 @@ kvf_status cli_chat_choose(const cli_chat_options *o, const char *model,
     KVF_TRY(status);
     if (o->thinking != KVF_THINKING_DEFAULT && !kvf_chat_format_thinks(out->format))
         return model_fail(error, KVF_INVALID,
-                          "--thinking: the chat format %s has no word for it, so the model cannot "
-                          "be told; leave it out",
+                          "--thinking: the chat format %s cannot express it; leave it out",
                           kvf_chat_format_name(out->format));
     return kvf_chat_check(out->format, tokenizer, &out->end, error);
 }
@@ -101,10 +100,9 @@ static kvf_status encode(const cli_chat *chat, const kvf_tokenizer *tokenizer,
                           "with --prompt");
     for (size_t i = 1; i < count; i++)
         if (messages[i].role == KVF_ROLE_SYSTEM)
-            return model_fail(error, KVF_INVALID,
-                              "message %zu is of role system; only the first may be, and --system "
-                              "is it where it is given",
-                              i);
+            return model_fail(
+                error, KVF_INVALID,
+                "message %zu is of role system; only the first may be, and with --system none", i);
     return kvf_chat_encode(&all, tokenizer, ids, error);
 }
 

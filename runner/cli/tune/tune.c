@@ -52,10 +52,11 @@ static kvf_status open_input(cli_tune *tune, kvf_error *error)
     const cli_tune_options *o = &tune->options;
     KVF_TRY(kvf_model_config_read(o->model, &tune->model, error));
     if (tune->model.window)
-        return model_fail(error, KVF_UNSUPPORTED,
-                          "%.200s has layers with a window of %u tokens (sliding_window), which "
-                          "are neither pruned nor have heads of other kinds; take a model without",
-                          o->model, tune->model.window);
+        return model_fail(
+            error, KVF_UNSUPPORTED,
+            "%.200s has layers with a window of %u tokens (sliding_window), which can neither be "
+            "pruned nor get heads of other kinds; take a model without",
+            o->model, tune->model.window);
     KVF_TRY(kvf_weights_open(o->model, &tune->weights, error));
     kvf_model_config_fit(&tune->model, tune->weights);
     if (tune->model.note[0])

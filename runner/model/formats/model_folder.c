@@ -81,7 +81,7 @@ static kvf_status check_cache_folder(const char *folder, kvf_error *error)
     snprintf(path, sizeof path, "%s%s", folder, hub);
     if (find_entry(path, "models--", name))
         return model_fail(error, KVF_INVALID,
-                          "%.200s is the cache of Hugging Face, which has many models; give the "
+                          "%.200s is the cache of Hugging Face, which holds many models; give the "
                           "folder of one, such as %.160s%s/%.100s/snapshots/REVISION",
                           folder, folder, hub, name);
     return KVF_OK;

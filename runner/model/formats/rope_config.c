@@ -40,7 +40,7 @@ static void check_keys(config_reader *reader, json_t *scaling)
     if (unknown && reader->status == KVF_OK)
         reader->status = model_fail(reader->error, KVF_UNSUPPORTED,
                                     "%s: the RoPE settings have the field \"%.80s\", which is not "
-                                    "known here; use another model",
+                                    "supported; use another model",
                                     reader->file, unknown);
 }
 

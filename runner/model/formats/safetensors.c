@@ -255,7 +255,7 @@ static kvf_status check_map(const kvf_weights *weights, json_t *map, const char 
         const kvf_tensor *tensor = strlen(name) == size ? kvf_weights_get(weights, name) : NULL;
         if (!tensor || (uintptr_t)tensor->data - (uintptr_t)file->bytes.bytes > file->bytes.size)
             return model_fail(error, KVF_CORRUPT,
-                              "%s: tensor %.120s is not in %.120s, where weight_map says it is",
+                              "%s: tensor %.120s is not in %.120s, where weight_map places it",
                               index_path, name, json_string_value(shard));
     }
     if (weights->count != json_object_size(map))

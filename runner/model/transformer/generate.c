@@ -35,8 +35,8 @@ kvf_status kvf_session_check_draft(const kvf_session *session, kvf_error *error)
     const kvf_cache_plan *plan = kvf_cache_memory(session->cache);
     if (plan->static_tokens)
         return model_fail(error, KVF_UNSUPPORTED,
-                          "a static set of %u tokens does not become what it was when tokens of a "
-                          "draft are taken back; use a selection without one",
+                          "a static set of %u tokens is not restored when tokens of a draft are "
+                          "taken back; use a selection without one",
                           plan->static_tokens);
     return KVF_OK;
 }

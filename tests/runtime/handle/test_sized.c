@@ -402,7 +402,7 @@ TEST(what_is_read_may_have_any_length)
                      size, kvf_version(), at);
             expect_refused(call_with(&h, i, size + 64, at), words);
         }
-        snprintf(words, sizeof words, "is not that of a %s; pass sizeof(%s)", reads[i].type,
+        snprintf(words, sizeof words, "is not the size of a %s; pass sizeof(%s)", reads[i].type,
                  reads[i].type);
         static const size_t none[] = {3, 5000};
         for (size_t k = 0; k < sizeof none / sizeof *none; k++)

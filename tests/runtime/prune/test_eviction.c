@@ -415,7 +415,7 @@ TEST(test_other_policies)
     rig_open(&r, &sp);
     append(&r, 0, 0, 40, 0);
     test_refused(r.w.runtime, kvf_prune_chunk(r.prune, r.s, 0, 40, 0, r.w.stream), KVF_UNSUPPORTED,
-                 "policy 'h2o' at layer 0 looks at more than the scores of the newest queries "
-                 "(0x8), which a chunk cannot tell; take another policy, or eviction = NONE");
+                 "policy 'h2o' at layer 0 needs more than the scores of the newest queries (0x8), "
+                 "which a chunk does not give; take another policy, or eviction = NONE");
     rig_close(&r);
 }

@@ -220,9 +220,9 @@ TEST(needs_that_cannot_be_met_are_refused)
         test_ok(&r.w, rig_prune_layer(&r, &p));
     }
     rig_fill_layer(&r, &p);
-    test_refused(
-        r.w.runtime, rig_prune_layer(&r, &p), KVF_INVALID,
-        "policy 'told' needs 0x2 at layer 2, which it did not say of any layer with fresh state");
+    test_refused(r.w.runtime, rig_prune_layer(&r, &p), KVF_INVALID,
+                 "policy 'told' needs 0x2 at layer 2, which needs_at returned for no layer with "
+                 "fresh state");
     kvf_sequence_destroy(p.sequence);
     rig_close(&r);
 
