@@ -332,7 +332,7 @@ if grep -A1 'xxHash' out | grep -q yes; then
     try 0 $run --load saved/document.kvs --ask questions --emit-ids loaded.ids </dev/null
     check 'questions to a saved document are answered as ever' cmp whole.ids loaded.ids
     try 0 $run --prompt "$asked" --prune snapkv --keep 0.5 --prune-window 4 --save saved/pruned.kvs
-    try 1 $run --load saved/pruned.kvs </dev/null; says 'was pruned, and nothing is left'
+    try 1 $run --load saved/pruned.kvs </dev/null; says 'was pruned, and no token is left'
     try 0 $run --prompt "$asked" --prune snapkv --keep 0.5 --prune-window 4 --ask questions --emit-ids whole.ids
     try 0 $run --load saved/pruned.kvs --ask questions --emit-ids loaded.ids </dev/null
     check 'also to a pruned one' cmp whole.ids loaded.ids
