@@ -16,8 +16,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define PARTIAL_SUMS 8u
-
 struct kvf_head_sensitivity {
     kvf_runtime *runtime;
     const kvf_model_config *model;
@@ -110,21 +108,6 @@ static kvf_status stream(kvf_head_sensitivity *h, const kvf_attention_view *view
     return kvf_stream_wait(h->stream);
 }
 
-static double dot(const float *a, const float *b, size_t count)
-{
-    float partial[PARTIAL_SUMS] = {0};
-    double sum = 0.0;
-    size_t i = 0;
-    for (; i + PARTIAL_SUMS <= count; i += PARTIAL_SUMS)
-        for (size_t p = 0; p < PARTIAL_SUMS; p++)
-            partial[p] += a[i + p] * b[i + p];
-    for (; i < count; i++)
-        sum += (double)a[i] * (double)b[i];
-    for (size_t p = 0; p < PARTIAL_SUMS; p++)
-        sum += (double)partial[p];
-    return sum;
-}
-
 /* The loss of the layer's output by each KV head, squared. */
 static void project(kvf_head_sensitivity *h, const kvf_linear *w)
 {
@@ -135,7 +118,7 @@ static void project(kvf_head_sensitivity *h, const kvf_linear *w)
         const char *from = (const char *)w->weight + output * kvf_linear_row_bytes(w);
         kvf_numbers_widen(from, w->dtype, w->inputs, h->row);
         for (uint32_t head = 0; head < heads; head++) {
-            const double lost = dot(h->row + head * part, h->changed + head * part, part);
+            const double lost = kvf_dot(h->row + head * part, h->changed + head * part, part);
             h->of_layer[head] += lost * lost;
         }
     }
@@ -154,7 +137,7 @@ kvf_status kvf_head_sensitivity_see(void *sensitivity, const kvf_attention_view 
     for (size_t i = 0; i < width; i++)
         h->changed[i] -= h->wide[i];
     project(h, view->output);
-    const double size = dot(view->hidden, view->hidden, m->hidden_size);
+    const double size = kvf_dot(view->hidden, view->hidden, m->hidden_size);
     for (uint32_t head = 0; head < m->kv_heads; head++)
         h->sums[(size_t)view->layer * m->kv_heads + head] += h->of_layer[head] / size;
     h->steps += view->layer + 1 == m->layers;

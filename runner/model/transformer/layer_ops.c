@@ -13,20 +13,25 @@
 
 #define PARTIAL_SUMS 8u
 
-void kvf_rms_norm(const float *x, const float *weight, size_t count, double eps, float *y)
+double kvf_dot(const float *a, const float *b, size_t count)
 {
     float partial[PARTIAL_SUMS] = {0};
+    double sum = 0.0;
     size_t i = 0;
     for (; i + PARTIAL_SUMS <= count; i += PARTIAL_SUMS)
         for (size_t p = 0; p < PARTIAL_SUMS; p++)
-            partial[p] += x[i + p] * x[i + p];
-    double sum = 0.0;
+            partial[p] += a[i + p] * b[i + p];
     for (; i < count; i++)
-        sum += (double)x[i] * (double)x[i];
+        sum += (double)a[i] * (double)b[i];
     for (size_t p = 0; p < PARTIAL_SUMS; p++)
         sum += (double)partial[p];
-    float scale = (float)(1.0 / sqrt(sum / (double)count + eps));
-    for (i = 0; i < count; i++)
+    return sum;
+}
+
+void kvf_rms_norm(const float *x, const float *weight, size_t count, double eps, float *y)
+{
+    float scale = (float)(1.0 / sqrt(kvf_dot(x, x, count) / (double)count + eps));
+    for (size_t i = 0; i < count; i++)
         y[i] = x[i] * scale * weight[i];
 }
 

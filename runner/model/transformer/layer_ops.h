@@ -11,6 +11,9 @@
 
 #include "model_memory.h"
 
+/** The sum of a[i] b[i], i < count. */
+double kvf_dot(const float *a, const float *b, size_t count);
+
 /** y = x / sqrt(mean(x^2) + eps) * weight; y may be x. */
 void kvf_rms_norm(const float *x, const float *weight, size_t count, double eps, float *y);
 
