@@ -112,35 +112,20 @@ kvf_status kvf_generate_prefill(const kvf_session *session, const kvf_prefill_re
     return KVF_OK;
 }
 
-/* Behind a step that began at @p start. */
-static kvf_status end_step(const kvf_session *session, kvf_status enqueued, double start,
-                           kvf_decode_result *result, kvf_error *error)
+/* One step with @p count tokens. */
+static kvf_status step(const kvf_session *session, kvf_sequence *sequence, const uint32_t *ids,
+                       uint32_t count, bool want_logits, kvf_decode_result *result,
+                       kvf_error *error)
 {
-    const kvf_status status = kvf_session_finish(session, enqueued, error);
+    const double start = kvf_now_ms();
+    const kvf_several several = {&sequence, &count, ids, 1};
+    kvf_status status = kvf_transformer_decode_several(session->transformer, session->cache,
+                                                       &several, want_logits, session->stream);
+    status = kvf_session_finish(session, status, error);
     if (result->step_ms)
         result->step_ms[result->steps] = kvf_now_ms() - start;
     result->steps++;
     return status;
-}
-
-static kvf_status step(const kvf_session *session, kvf_sequence *sequence, uint32_t id,
-                       bool want_logits, kvf_decode_result *result, kvf_error *error)
-{
-    const double start = kvf_now_ms();
-    const kvf_status status = kvf_transformer_decode(
-        session->transformer, session->cache, &sequence, &id, 1, want_logits, session->stream);
-    return end_step(session, status, start, result, error);
-}
-
-static kvf_status step_several(const kvf_session *session, kvf_sequence *sequence,
-                               const uint32_t *ids, uint32_t count, bool want_logits,
-                               kvf_decode_result *result, kvf_error *error)
-{
-    const double start = kvf_now_ms();
-    const kvf_several several = {&sequence, &count, ids, 1};
-    const kvf_status status = kvf_transformer_decode_several(
-        session->transformer, session->cache, &several, want_logits, session->stream);
-    return end_step(session, status, start, result, error);
 }
 
 /* The next of @p count ids that are given: as many as one step takes, which are @p taken. One with
@@ -152,8 +137,8 @@ static kvf_status feed(const kvf_session *session, kvf_sequence *sequence, const
     const uint32_t most = session->step_tokens ? session->step_tokens : 1;
     kvf_decode_result untold = {0};
     *taken = count < most ? count : most;
-    return *taken == 1 ? step(session, sequence, ids[0], wants_logits, result, error)
-                       : step_several(session, sequence, ids, *taken, wants_logits, &untold, error);
+    return step(session, sequence, ids, *taken, wants_logits, *taken == 1 ? result : &untold,
+                error);
 }
 
 kvf_status kvf_generate_extend(const kvf_session *session, const kvf_prefill_request *request,

@@ -353,11 +353,8 @@ static kvf_status enqueue(const batch *b)
 {
     const kvf_session *session = b->session;
     const kvf_several several = {b->sequences, b->tokens, b->ids, b->count};
-    return b->fed == b->count
-               ? kvf_transformer_decode(session->transformer, session->cache, b->sequences, b->ids,
-                                        b->count, true, session->stream)
-               : kvf_transformer_decode_several(session->transformer, session->cache, &several,
-                                                true, session->stream);
+    return kvf_transformer_decode_several(session->transformer, session->cache, &several, true,
+                                          session->stream);
 }
 
 /* The token that an answer draws after each of its tokens ids, the first of which is row @p at of

@@ -165,23 +165,6 @@ static kvf_status decode_step(const decode_run *run)
     return decode_layers(run, t->positions);
 }
 
-kvf_status kvf_transformer_decode(kvf_transformer *t, kvf_cache *cache,
-                                  kvf_sequence *const *sequences, const uint32_t *ids,
-                                  uint32_t batch, bool want_logits, kvf_stream *stream)
-{
-    const decode_run run = {.step = {.t = t, .stream = stream, .rows = batch, .separate = true},
-                            .cache = cache,
-                            .sequences = sequences,
-                            .batch = batch,
-                            .wants_logits = want_logits};
-    if (batch == 0 || batch > t->options.batch_max || !transformer_ids_valid(t, ids, batch))
-        return KVF_INVALID;
-    for (uint32_t i = 0; i < batch; i++)
-        t->positions[i] = transformer_next_position(sequences[i]);
-    KVF_TRY(t->ops->start(&run.step, ids, t->positions));
-    return decode_step(&run);
-}
-
 kvf_status kvf_transformer_decode_several(kvf_transformer *t, kvf_cache *cache,
                                           const kvf_several *several, bool want_logits,
                                           kvf_stream *stream)
@@ -189,21 +172,31 @@ kvf_status kvf_transformer_decode_several(kvf_transformer *t, kvf_cache *cache,
     uint32_t rows = 0;
     for (uint32_t i = 0; i < several->batch; i++) {
         const uint32_t first = transformer_next_position(several->sequences[i]);
-        if (several->tokens[i] == 0 || several->tokens[i] > t->options.batch_max - rows)
+        const uint32_t tokens = several->tokens ? several->tokens[i] : 1;
+        if (tokens == 0 || tokens > t->options.batch_max - rows)
             return KVF_INVALID;
-        for (uint32_t j = 0; j < several->tokens[i]; j++)
+        for (uint32_t j = 0; j < tokens; j++)
             t->positions[rows++] = first + j;
     }
+    const bool is_single = rows == several->batch;
     const decode_run run = {.step = {.t = t, .stream = stream, .rows = rows, .separate = true},
                             .cache = cache,
                             .sequences = several->sequences,
-                            .tokens = several->tokens,
+                            .tokens = is_single ? NULL : several->tokens,
                             .batch = several->batch,
                             .wants_logits = want_logits};
     if (rows == 0 || !transformer_ids_valid(t, several->ids, rows))
         return KVF_INVALID;
     KVF_TRY(t->ops->start(&run.step, several->ids, t->positions));
-    return decode_layers(&run, t->positions);
+    return is_single ? decode_step(&run) : decode_layers(&run, t->positions);
+}
+
+kvf_status kvf_transformer_decode(kvf_transformer *t, kvf_cache *cache,
+                                  kvf_sequence *const *sequences, const uint32_t *ids,
+                                  uint32_t batch, bool want_logits, kvf_stream *stream)
+{
+    const kvf_several each = {.sequences = sequences, .ids = ids, .batch = batch};
+    return kvf_transformer_decode_several(t, cache, &each, want_logits, stream);
 }
 
 void kvf_transformer_forget(kvf_transformer *t)

@@ -178,7 +178,7 @@ KVF_CHECKED kvf_status kvf_transformer_decode(kvf_transformer *transformer, kvf_
 typedef struct kvf_several {
     kvf_sequence *const *sequences; /**< [batch], each once */
     const uint32_t *tokens; /**< [batch] of each: 1 … the cache's tokens_per_step_max; batch_max of
-                               the transformer in all */
+                               the transformer in all; NULL = one */
     const uint32_t *ids;    /**< those of a sequence one after the other */
     uint32_t batch;
 } kvf_several;
@@ -186,7 +186,7 @@ typedef struct kvf_several {
 /**
  * One step with several tokens of its sequences: append them and compute the logits after each of
  * them, row i after ids[i]. The bits of as many single steps; kvf_sequence_truncate takes tokens
- * back that are not wanted. Such a step is never recorded.
+ * back that are not wanted. A step with more than one of each is never recorded.
  *
  * @return as kvf_transformer_decode
  */

@@ -16,16 +16,6 @@
 
 #define NAME_MAX_BYTES 128u
 
-static uint32_t query_width(const kvf_model_config *m)
-{
-    return transformer_query_width(m);
-}
-
-static uint32_t kv_width(const kvf_model_config *m)
-{
-    return transformer_kv_width(m);
-}
-
 static const transformer_ops *ops_of(const kvf_runtime *runtime)
 {
 #if KVF_HAVE_CUDA
@@ -186,7 +176,7 @@ static void bind_layer(binder *b, uint32_t index)
     const kvf_model_config *m = &b->t->model;
     transformer_layer *l = &b->t->layers[index];
     uint32_t hidden = m->hidden_size;
-    uint32_t q = query_width(m), kv = kv_width(m);
+    uint32_t q = transformer_query_width(m), kv = transformer_kv_width(m);
     char n[NAME_MAX_BYTES];
     l->attention_norm = bind_vector(b, layer_name(n, index, "input_layernorm.weight"), hidden);
     l->mlp_norm = bind_vector(b, layer_name(n, index, "post_attention_layernorm.weight"), hidden);
@@ -241,8 +231,8 @@ static kvf_status bind_weights(kvf_transformer *t, kvf_error *error)
 
 static size_t vector_count(const kvf_model_config *m)
 {
-    const size_t layer = 2u * (size_t)m->hidden_size + 2u * (size_t)m->head_dim + query_width(m) +
-                         2u * (size_t)kv_width(m);
+    const size_t layer = 2u * (size_t)m->hidden_size + 2u * (size_t)m->head_dim +
+                         transformer_query_width(m) + 2u * (size_t)transformer_kv_width(m);
     return m->hidden_size + m->layers * layer;
 }
 
