@@ -67,9 +67,9 @@ void cli_json_array(cli_json *json, const char *key)
     json->comma = false;
 }
 
-void cli_json_end(cli_json *json, char bracket)
+void cli_json_end(cli_json *json, char end)
 {
-    put(json, &bracket, 1);
+    put(json, &end, 1);
     json->comma = true;
 }
 
@@ -139,17 +139,26 @@ void cli_json_setting(cli_json *json, const char *key, const kvf_setting *s, con
     }
 }
 
-bool cli_json_print(cli_json *json)
+bool cli_json_write(cli_json *json, cli_output *output, FILE *file)
 {
-    put(json, "\n", 1);
+    if (output && output->file && !json->failed) {
+        cli_output_write(output, json->text.bytes, json->text.size);
+        return cli_output_commit(output);
+    }
     errno = 0;
     const bool done = !json->failed &&
-                      fwrite(json->text.bytes, 1, json->text.size, stdout) == json->text.size &&
-                      fflush(stdout) == 0;
+                      fwrite(json->text.bytes, 1, json->text.size, file) == json->text.size &&
+                      fflush(file) == 0;
     if (!done)
         fprintf(stderr, "kvferry: standard output: %s\n",
                 errno ? kvf_errno_text(errno) : "there is no memory for the result");
     return done;
+}
+
+bool cli_json_print(cli_json *json)
+{
+    cli_json_end(json, '\n');
+    return cli_json_write(json, NULL, stdout);
 }
 
 void cli_json_free(cli_json *json)

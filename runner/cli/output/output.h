@@ -135,7 +135,7 @@ typedef struct cli_json {
 /** key NULL inside arrays and at the top. */
 void cli_json_object(cli_json *json, const char *key);
 void cli_json_array(cli_json *json, const char *key);
-void cli_json_end(cli_json *json, char bracket); /* '}' or ']' */
+void cli_json_end(cli_json *json, char end); /* '}' or ']'; a newline, after the object */
 void cli_json_text(cli_json *json, const char *key, const char *value);
 /** Zero bytes are escaped. */
 void cli_json_bytes(cli_json *json, const char *key, const char *bytes, size_t size);
@@ -146,6 +146,9 @@ void cli_json_null(cli_json *json, const char *key);
 /** A field of a config of the library, under @p key. */
 void cli_json_setting(cli_json *json, const char *key, const kvf_setting *setting,
                       const void *config);
+/** Writes it to @p output if that is open, which is committed, else to @p file. @return
+ * false after a message */
+bool cli_json_write(cli_json *json, cli_output *output, FILE *file);
 /** The object as a line on standard output. @return false after a message */
 bool cli_json_print(cli_json *json);
 void cli_json_free(cli_json *json);

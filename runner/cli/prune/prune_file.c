@@ -15,6 +15,7 @@
 #define FILE_BYTES_MAX (1u << 20)
 
 const char *const cli_asked_names[] = {"end", "after", NULL};
+const char *const cli_method_names[] = {"fastkv", "structkv", "asl"};
 
 /* ---- fingerprint ---- */
 
@@ -178,9 +179,8 @@ void cli_prune_file_write(cli_json *json, const cli_tuning *tuning)
     cli_json_end(json, '}');
     cli_json_integer(json, "samples", tuning->samples);
     cli_json_integer(json, "tokens", tuning->tokens);
-    write_tuned(json, "fastkv", &tuning->fastkv, tuning->asked);
-    write_tuned(json, "structkv", &tuning->structkv, tuning->asked);
-    write_tuned(json, "asl", &tuning->asl, tuning->asked);
+    for (uint32_t i = 0; i < CLI_METHODS; i++)
+        write_tuned(json, cli_method_names[i], &tuning->of[i], tuning->asked);
     cli_json_end(json, '}');
 }
 

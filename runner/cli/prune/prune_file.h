@@ -29,6 +29,10 @@ typedef struct cli_model_print {
 void cli_model_print_make(const kvf_model_config *model, const kvf_weights *weights,
                           cli_model_print *out);
 
+/** The methods of kvferry tune, policies of these names. */
+enum { CLI_FASTKV, CLI_STRUCTKV, CLI_ASL, CLI_METHODS };
+extern const char *const cli_method_names[CLI_METHODS];
+
 /** Settings that the command found by one method. */
 typedef struct cli_tuned {
     uint32_t layer; /* the one to use */
@@ -53,9 +57,9 @@ extern const char *const cli_asked_names[];
 
 typedef struct cli_tuning {
     cli_model_print model;
-    uint32_t samples, tokens;        /* so many pieces of text, of so many tokens each */
-    uint32_t asked;                  /* cli_asked */
-    cli_tuned fastkv, structkv, asl; /* asl: layer is the mean prompt's, and not set */
+    uint32_t samples, tokens;  /* so many pieces of text, of so many tokens each */
+    uint32_t asked;            /* cli_asked */
+    cli_tuned of[CLI_METHODS]; /* asl: layer is the mean prompt's, and not set */
 } cli_tuning;
 
 /** As JSON, into @p json. */

@@ -270,6 +270,14 @@ bool cli_prune_check(const cli_prune_options *o, const cli_command *command)
     return !problem && (!o->policy || check_settings(o, command));
 }
 
+kvf_prune_shape cli_prune_shape(const kvf_model_config *model, uint32_t tokens)
+{
+    return (kvf_prune_shape){.layers = model->layers,
+                             .kv_heads = model->kv_heads,
+                             .query_heads = model->query_heads,
+                             .tokens_max = tokens};
+}
+
 kvf_status cli_prune_make(const cli_prune_options *o, const kvf_model_config *model,
                           const kvf_weights *weights, kvf_prune_config *out, kvf_error *error)
 {

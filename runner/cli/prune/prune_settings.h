@@ -91,6 +91,9 @@ void cli_prune_options_init(cli_prune_options *options);
 /** The checks that need no model. @return false after a message on stderr */
 bool cli_prune_check(const cli_prune_options *options, const cli_command *command);
 
+/** Prompts of so many tokens as policies see them. */
+kvf_prune_shape cli_prune_shape(const kvf_model_config *model, uint32_t tokens);
+
 /**
  * The pruning that was asked for. Options must have a policy.
  *

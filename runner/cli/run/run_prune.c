@@ -70,12 +70,7 @@ static kvf_status check_prompt(const cli_input *in, const cli_machine *m, uint32
                                kvf_error *error)
 {
     const kvf_prune_config *config = &m->prune_config;
-    const kvf_prune_shape shape = {
-        .layers = in->model.layers,
-        .kv_heads = in->model.kv_heads,
-        .query_heads = in->model.query_heads,
-        .tokens_max = tokens,
-    };
+    const kvf_prune_shape shape = cli_prune_shape(&in->model, tokens);
     kvf_error why = {0};
     kvf_status status = kvf_prune_config_check(config, &shape, &why);
     if (status == KVF_OK && m->transformer && config->eviction != KVF_EVICTION_NONE)

@@ -445,15 +445,8 @@ bool cli_report_write(cli_report *report)
         return true;
     cli_json j = {0};
     write_all(&j, report);
-    bool done = kvf_text_append(&j.text, "\n", 1, NULL) == KVF_OK && !j.failed;
-    if (!done)
-        fputs("kvferry: no memory for the statistics\n", stderr);
-    else if (!report->stats.file)
-        done = fwrite(j.text.bytes, 1, j.text.size, stderr) == j.text.size;
-    else {
-        cli_output_write(&report->stats, j.text.bytes, j.text.size);
-        done = cli_output_commit(&report->stats);
-    }
+    cli_json_end(&j, '\n');
+    const bool done = cli_json_write(&j, &report->stats, stderr);
     cli_json_free(&j);
     return done;
 }

@@ -37,12 +37,7 @@ static kvf_status choose_layers(cli_tune *tune, kvf_error *error)
 static kvf_status check_method(const cli_tune *tune, const char *policy, kvf_error *error)
 {
     kvf_prune_config config;
-    const kvf_prune_shape shape = {
-        .layers = tune->model.layers,
-        .kv_heads = tune->model.kv_heads,
-        .query_heads = tune->model.query_heads,
-        .tokens_max = tune->tuning.tokens,
-    };
+    const kvf_prune_shape shape = cli_prune_shape(&tune->model, tune->tuning.tokens);
     cli_tune_config(tune, policy, &config);
     return kvf_prune_config_check(&config, &shape, error);
 }
@@ -68,21 +63,19 @@ static kvf_status open_input(cli_tune *tune, kvf_error *error)
     if (o->questions > 0)
         KVF_TRY(cli_tune_hide(tune, error));
     tune->tuning.asked = o->asked;
-    if (o->fastkv)
-        KVF_TRY(check_method(tune, "fastkv", error));
-    if (o->asl)
-        KVF_TRY(check_method(tune, "asl", error));
-    return o->structkv ? check_method(tune, "structkv", error) : KVF_OK;
+    for (uint32_t m = 0; m < CLI_METHODS; m++)
+        if (o->wants[m])
+            KVF_TRY(check_method(tune, cli_method_names[m], error));
+    return KVF_OK;
 }
 
 /* The largest window of the methods. */
 static uint32_t window_of(const cli_tune *tune)
 {
-    static const char *const methods[] = {"fastkv", "structkv", "asl"};
     kvf_prune_config config;
     uint32_t window = 0;
-    for (size_t i = 0; i < sizeof methods / sizeof *methods; i++) {
-        cli_tune_config(tune, methods[i], &config);
+    for (uint32_t m = 0; m < CLI_METHODS; m++) {
+        cli_tune_config(tune, cli_method_names[m], &config);
         window = config.settings.window > window ? config.settings.window : window;
     }
     return window;
@@ -160,15 +153,12 @@ static void close_tune(cli_tune *tune)
     kvf_weights_close(tune->weights);
 }
 
-static bool is_found(const cli_tuned *tuned)
-{
-    return tuned->scores || tuned->keeps;
-}
-
 static bool has_result(const cli_tune *tune)
 {
-    return tune->options.heads || is_found(&tune->tuning.fastkv) ||
-           is_found(&tune->tuning.structkv) || is_found(&tune->tuning.asl);
+    bool is_found = tune->options.heads;
+    for (uint32_t m = 0; m < CLI_METHODS; m++)
+        is_found = is_found || tune->tuning.of[m].scores || tune->tuning.of[m].keeps;
+    return is_found;
 }
 
 static kvf_status measure(cli_tune *tune, kvf_error *error)
@@ -178,41 +168,21 @@ static kvf_status measure(cli_tune *tune, kvf_error *error)
                                          : cli_tune_measure(tune, error);
 }
 
-/* @return false if there is no memory */
-static bool make_result(cli_tune *tune, cli_json *json)
-{
-    if (tune->options.heads)
-        return kvf_head_mask_write(tune->mask, tune->model.layers, tune->model.kv_heads,
-                                   &json->text, NULL) == KVF_OK;
-    cli_model_print_make(&tune->model, tune->weights, &tune->tuning.model);
-    cli_prune_file_write(json, &tune->tuning);
-    return kvf_text_append(&json->text, "\n", 1, NULL) == KVF_OK && !json->failed;
-}
-
-/* @return false after a message */
-static bool print_result(const cli_json *json)
-{
-    const bool printed = fwrite(json->text.bytes, 1, json->text.size, stdout) == json->text.size &&
-                         fflush(stdout) == 0;
-    if (!printed)
-        perror("kvferry: standard output");
-    return printed;
-}
-
 /* @return false after a message */
 static bool write_result(cli_tune *tune)
 {
-    const char *out = tune->options.out;
     cli_json json = {0};
-    bool written = make_result(tune, &json);
-    if (!written)
-        fputs("kvferry: no memory for the result\n", stderr);
-    else if (strcmp(out, "-") == 0)
-        written = print_result(&json);
-    else
-        cli_output_write(&tune->output, json.text.bytes, json.text.size);
+    if (tune->options.heads) {
+        json.failed = kvf_head_mask_write(tune->mask, tune->model.layers, tune->model.kv_heads,
+                                          &json.text, NULL) != KVF_OK;
+    } else {
+        cli_model_print_make(&tune->model, tune->weights, &tune->tuning.model);
+        cli_prune_file_write(&json, &tune->tuning);
+        cli_json_end(&json, '\n');
+    }
+    const bool written = cli_json_write(&json, &tune->output, stdout);
     cli_json_free(&json);
-    return cli_output_commit(&tune->output) && written;
+    return written;
 }
 
 /* @return exit status */

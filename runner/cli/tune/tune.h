@@ -14,6 +14,7 @@
  * half open can be closed.
  */
 
+#include "generate.h"
 #include "memory_plan.h"
 #include "output.h"
 #include "progress.h"
@@ -31,7 +32,7 @@ typedef struct cli_tune_options {
     uint32_t text_count;
     const char *out; /* NULL = nothing is written; "-" = standard output */
     uint32_t method; /* one of three, or the first two */
-    bool fastkv, structkv, asl;
+    bool wants[CLI_METHODS];
     bool heads; /* none of them: hot heads */
     double hot_share;
     bool are_layers_given;
@@ -94,6 +95,9 @@ KVF_CHECKED kvf_status cli_tune_read(cli_tune *tune, kvf_error *error);
 /** Settings of a method: its defaults, and what was given. */
 void cli_tune_config(const cli_tune *tune, const char *policy, kvf_prune_config *out);
 
+/** A session without sampling. */
+kvf_session cli_tune_session(const cli_tune *tune, kvf_prune *prune);
+
 /** Run the model; fills tuning. @return KVF_OK also when interrupted */
 KVF_CHECKED kvf_status cli_tune_measure(cli_tune *tune, kvf_error *error);
 
@@ -113,7 +117,7 @@ KVF_CHECKED kvf_status cli_tune_run(const cli_tune *tune, kvf_prune *prune,
                                     const cli_tune_prompt *prompt, float *hidden, kvf_error *error);
 
 /** Let ASL look at prompts without a choice: where the variance of ranks is greatest, which becomes
- * layer_min, and how it falls. Fills tuning.asl but for layer and threshold.
+ * layer_min, and how it falls. Fills its tuning but for layer and threshold.
  * @param figures  [layers] of zeros, which become its scores
  * @return KVF_OK also when interrupted; KVF_INVALID if it does not fall */
 KVF_CHECKED kvf_status cli_tune_asl_curve(cli_tune *tune, double *figures, kvf_error *error);
@@ -126,9 +130,9 @@ KVF_CHECKED kvf_status cli_tune_asl_measure(cli_tune *tune, double *figures, kvf
 double cli_tune_asl_threshold(const cli_tuned *asl, uint32_t layer);
 
 /** The share of the attention of whole pieces that is on tokens that layers get with this setting.
- * @param figures  [layers] of zeros, which become tuned->recovery */
-KVF_CHECKED kvf_status cli_tune_recovery(cli_tune *tune, const char *policy, cli_tuned *tuned,
-                                         double *figures, kvf_error *error);
+ * @param figures  [layers] of zeros, which become the method's recovery */
+KVF_CHECKED kvf_status cli_tune_recovery(cli_tune *tune, uint32_t method, double *figures,
+                                         kvf_error *error);
 
 /** Make prompts with questions of the pieces. */
 KVF_CHECKED kvf_status cli_tune_hide(cli_tune *tune, kvf_error *error);

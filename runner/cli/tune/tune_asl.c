@@ -100,7 +100,7 @@ kvf_status cli_tune_asl_curve(cli_tune *tune, double *figures, kvf_error *error)
     const uint32_t layers = tune->model.layers;
     kvf_prune_config config;
     config_of(tune, &config);
-    cli_tuned *asl = &tune->tuning.asl;
+    cli_tuned *asl = &tune->tuning.of[CLI_ASL];
     *asl = (cli_tuned){.settings = config.settings};
     config.settings.layer_min = 0;
     config.settings.threshold = 0.0f;
@@ -154,7 +154,7 @@ static uint32_t layer_below(const cli_tuned *asl, double threshold)
 
 kvf_status cli_tune_asl_measure(cli_tune *tune, double *figures, kvf_error *error)
 {
-    cli_tuned *asl = &tune->tuning.asl;
+    cli_tuned *asl = &tune->tuning.of[CLI_ASL];
     KVF_TRY(cli_tune_asl_curve(tune, figures, error));
     if (cli_interrupted())
         return KVF_OK;

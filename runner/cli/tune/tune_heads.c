@@ -11,7 +11,6 @@
  * is on a sequence that is gone afterwards.
  */
 
-#include "generate.h"
 #include "head_mask.h"
 #include "head_sensitivity.h"
 #include "interrupt.h"
@@ -192,11 +191,7 @@ static kvf_status run_all(heads_run *r, kvf_error *error)
 kvf_status cli_tune_heads(cli_tune *tune, kvf_error *error)
 {
     const size_t heads = (size_t)tune->model.layers * tune->model.kv_heads;
-    heads_run r = {.tune = tune,
-                   .session = {.runtime = tune->runtime,
-                               .transformer = tune->transformer,
-                               .cache = tune->cache,
-                               .stream = tune->stream}};
+    heads_run r = {.tune = tune, .session = cli_tune_session(tune, NULL)};
     tune->sensitivity = calloc(heads, sizeof *tune->sensitivity);
     tune->mask = calloc(heads, sizeof *tune->mask);
     if (!tune->sensitivity || !tune->mask)

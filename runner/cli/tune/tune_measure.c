@@ -74,7 +74,7 @@ static kvf_status find_pivot(cli_tune *tune, const recorder *r, const kvf_prune_
     const uint32_t most = settings->layer_max != KVF_PRUNE_LAYER_AUTO ? settings->layer_max
                           : layers > 2                                ? layers - 2
                                                                       : 0;
-    tune->tuning.structkv = (cli_tuned){
+    tune->tuning.of[CLI_STRUCTKV] = (cli_tuned){
         .layer = kvf_structkv_pivot(scores, layers, least, most),
         .settings = *settings,
         .count = layers,
@@ -178,7 +178,7 @@ static kvf_status measure_fastkv(cli_tune *tune, double *scores, kvf_error *erro
             best = i;
     }
     cli_tune_config(tune, "fastkv", &config);
-    tune->tuning.fastkv = (cli_tuned){
+    tune->tuning.of[CLI_FASTKV] = (cli_tuned){
         .layer = o->layer_first + best,
         .settings = config.settings,
         .first = o->layer_first,
@@ -191,16 +191,9 @@ static kvf_status measure_fastkv(cli_tune *tune, double *scores, kvf_error *erro
 /* The recovery of what was found. */
 static kvf_status measure_recovery(cli_tune *tune, double *figures, kvf_error *error)
 {
-    struct {
-        const char *policy;
-        cli_tuned *tuned;
-    } const found[] = {{"fastkv", &tune->tuning.fastkv},
-                       {"structkv", &tune->tuning.structkv},
-                       {"asl", &tune->tuning.asl}};
-    for (size_t i = 0; i < sizeof found / sizeof *found && !cli_interrupted(); i++)
-        if (found[i].tuned->scores)
-            KVF_TRY(cli_tune_recovery(tune, found[i].policy, found[i].tuned,
-                                      figures + i * tune->model.layers, error));
+    for (uint32_t m = 0; m < CLI_METHODS && !cli_interrupted(); m++)
+        if (tune->tuning.of[m].scores)
+            KVF_TRY(cli_tune_recovery(tune, m, figures + m * tune->model.layers, error));
     return KVF_OK;
 }
 
@@ -208,9 +201,11 @@ kvf_status cli_tune_measure(cli_tune *tune, kvf_error *error)
 {
     const cli_tune_options *o = &tune->options;
     const uint64_t layers = tune->model.layers, samples = tune->tuning.samples;
-    const uint64_t methods = (uint64_t)o->fastkv + o->structkv + o->asl;
-    const uint64_t runs = (o->structkv || o->asl ? samples : 0) + 2 * samples * methods +
-                          (o->fastkv ? samples * (2ull + o->layer_last - o->layer_first) : 0);
+    const uint64_t methods =
+        (uint64_t)o->wants[CLI_FASTKV] + o->wants[CLI_STRUCTKV] + o->wants[CLI_ASL];
+    const uint64_t runs =
+        (o->wants[CLI_STRUCTKV] || o->wants[CLI_ASL] ? samples : 0) + 2 * samples * methods +
+        (o->wants[CLI_FASTKV] ? samples * (2ull + o->layer_last - o->layer_first) : 0);
     tune->figures = calloc(8 * layers, sizeof *tune->figures);
     tune->hidden = calloc(samples * tune->model.hidden_size, sizeof *tune->hidden);
     tune->pruned = calloc(tune->model.hidden_size, sizeof *tune->pruned);
@@ -219,11 +214,11 @@ kvf_status cli_tune_measure(cli_tune *tune, kvf_error *error)
                                    "hidden states");
     cli_progress_begin(&tune->progress, "measuring", runs, "runs");
     kvf_status status = KVF_OK;
-    if (o->structkv)
+    if (o->wants[CLI_STRUCTKV])
         status = measure_structkv(tune, tune->figures + layers, error);
-    if (status == KVF_OK && o->fastkv && !cli_interrupted())
+    if (status == KVF_OK && o->wants[CLI_FASTKV] && !cli_interrupted())
         status = measure_fastkv(tune, tune->figures, error);
-    if (status == KVF_OK && o->asl && !cli_interrupted())
+    if (status == KVF_OK && o->wants[CLI_ASL] && !cli_interrupted())
         status = cli_tune_asl_measure(tune, tune->figures, error);
     if (status == KVF_OK)
         status = measure_recovery(tune, tune->figures + 5 * layers, error);

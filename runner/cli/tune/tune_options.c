@@ -109,16 +109,16 @@ static const char *problem_of_heads(const cli_command *c, const cli_tune_options
 
 static bool check_together(const cli_command *c, const cli_tune_options *o)
 {
-    const uint32_t known = (o->fastkv ? cli_settings_of("fastkv") : 0) |
-                           (o->structkv ? cli_settings_of("structkv") : 0) |
-                           (o->asl ? cli_settings_of("asl") : 0);
+    uint32_t known = 0;
+    for (uint32_t m = 0; m < CLI_METHODS; m++)
+        known |= o->wants[m] ? cli_settings_of(cli_method_names[m]) : 0;
     const kvf_setting *stray = cli_settings_stray(&o->prune.values, known);
     const char *problem = problem_of_heads(c, o);
     if (!o->model)
         problem = "--model DIR is needed";
     else if (o->text_count == 0)
         problem = "--text FILE is needed: text such as the model will read";
-    else if (o->are_layers_given && !o->fastkv && o->questions == 0)
+    else if (o->are_layers_given && !o->wants[CLI_FASTKV] && o->questions == 0)
         problem = "without questions --layers is for fastkv; others look at all layers";
     else if (o->lines_file && o->questions == 0)
         problem = "--hide needs --questions of at least 1";
@@ -182,9 +182,9 @@ int cli_tune_options_parse(int argc, char **argv, cli_command *c, cli_tune_optio
     cli_add_runtime(c, offsetof(cli_tune_options, runtime));
     cli_add_cublas(c, offsetof(cli_tune_options, cublas));
     const int parsed = cli_parse(c, argc, argv, out);
-    out->fastkv = !out->heads && (out->method == 0 || out->method == 2);
-    out->structkv = !out->heads && (out->method == 1 || out->method == 2);
-    out->asl = !out->heads && out->method == 3;
+    out->wants[CLI_FASTKV] = !out->heads && (out->method == 0 || out->method == 2);
+    out->wants[CLI_STRUCTKV] = !out->heads && (out->method == 1 || out->method == 2);
+    out->wants[CLI_ASL] = !out->heads && out->method == 3;
     if (parsed >= 0)
         return parsed;
     if (!check_together(c, out))

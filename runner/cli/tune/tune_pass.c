@@ -26,6 +26,15 @@ kvf_status cli_tune_run(const cli_tune *tune, kvf_prune *prune, const cli_tune_p
     return status == KVF_OK ? kvf_transformer_check(tune->transformer, error) : status;
 }
 
+kvf_session cli_tune_session(const cli_tune *tune, kvf_prune *prune)
+{
+    return (kvf_session){.runtime = tune->runtime,
+                         .transformer = tune->transformer,
+                         .cache = tune->cache,
+                         .stream = tune->stream,
+                         .prune = prune};
+}
+
 void cli_tune_config(const cli_tune *tune, const char *policy, kvf_prune_config *out)
 {
     kvf_prune_config_init(out, kvf_prune_policy_find(policy));

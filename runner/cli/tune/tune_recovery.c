@@ -16,7 +16,6 @@
 #include <kvferry/prune.h>
 
 #include <stdlib.h>
-#include <string.h>
 
 typedef struct recorder {
     const kvf_prune_policy *inner; /* asked in the second run */
@@ -90,11 +89,11 @@ static kvf_status open_pruners(cli_tune *tune, recorder *r, const kvf_prune_sett
     return kvf_prune_open(tune->cache, &config, pruned, error);
 }
 
-kvf_status cli_tune_recovery(cli_tune *tune, const char *policy, cli_tuned *tuned, double *figures,
-                             kvf_error *error)
+kvf_status cli_tune_recovery(cli_tune *tune, uint32_t method, double *figures, kvf_error *error)
 {
+    cli_tuned *tuned = &tune->tuning.of[method];
     const uint32_t layers = tune->model.layers, tokens = tune->tuning.tokens;
-    recorder r = {.inner = kvf_prune_policy_find(policy),
+    recorder r = {.inner = kvf_prune_policy_find(cli_method_names[method]),
                   .mass = calloc((size_t)layers * tokens, sizeof(float)),
                   .tokens_max = tokens,
                   .sums = figures};
@@ -103,7 +102,7 @@ kvf_status cli_tune_recovery(cli_tune *tune, const char *policy, cli_tuned *tune
     if (!r.mass)
         return model_out_of_memory(error, (size_t)layers * tokens * sizeof(float),
                                    "what queries attend to");
-    if (strcmp(policy, "asl") != 0)
+    if (method != CLI_ASL)
         settings.layer = tuned->layer;
     kvf_status status = open_pruners(tune, &r, &settings, &whole, &pruned, error);
     if (status == KVF_OK)

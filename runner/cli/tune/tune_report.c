@@ -110,17 +110,16 @@ static void print_answers(const cli_tuned *t, const char *policy, double goal, F
 
 void cli_tune_print(const cli_tune *tune, FILE *file)
 {
-    const cli_tuned *fastkv = &tune->tuning.fastkv, *structkv = &tune->tuning.structkv;
-    const cli_tuned *asl = &tune->tuning.asl;
+    const cli_tuned *of = tune->tuning.of, *fastkv = &of[CLI_FASTKV];
+    const cli_tuned *structkv = &of[CLI_STRUCTKV], *asl = &of[CLI_ASL];
     fprintf(file, "%s: %u layers; %u samples of %u tokens\n", tune->options.model,
             tune->model.layers, tune->tuning.samples, tune->tuning.tokens);
     if (tune->question_count)
         fprintf(file, "full attention answers %u of %u questions%s\n", tune->full_right,
                 tune->question_count,
                 tune->options.asked == CLI_ASKED_AFTER ? ", asked afterwards" : "");
-    print_answers(fastkv, "fastkv", tune->options.goal, file);
-    print_answers(structkv, "structkv", tune->options.goal, file);
-    print_answers(asl, "asl", tune->options.goal, file);
+    for (uint32_t m = 0; m < CLI_METHODS; m++)
+        print_answers(&of[m], cli_method_names[m], tune->options.goal, file);
     if (fastkv->scores) {
         kvf_print(file, "\nfastkv: layer %u of 0 to %u; it computes %.0f%% of a full prefill\n",
                   fastkv->layer, tune->model.layers - 1,
@@ -148,7 +147,6 @@ void cli_tune_print(const cli_tune *tune, FILE *file)
         fputs(" go on\n", file);
         print_scores(asl, file);
     }
-    print_recovery(fastkv, "fastkv", file);
-    print_recovery(structkv, "structkv", file);
-    print_recovery(asl, "asl", file);
+    for (uint32_t m = 0; m < CLI_METHODS; m++)
+        print_recovery(&of[m], cli_method_names[m], file);
 }

@@ -21,7 +21,6 @@
 
 #include "common/clock.h"
 #include "common/percentile.h"
-#include "generate.h"
 #include "interrupt.h"
 #include "tune.h"
 
@@ -46,7 +45,6 @@ typedef struct trial {
 
 typedef struct search {
     cli_tune *tune;
-    const char *policy;
     kvf_sampler *sampler;
     kvf_sequence *document; /* a piece, for questions that are asked afterwards; NULL = none */
     uint32_t piece;         /* which */
@@ -86,22 +84,12 @@ static kvf_status judge(const cli_tune *tune, said *s, const char *answer, kvf_e
     return KVF_OK;
 }
 
-static kvf_session session_of(const search *s, kvf_prune *prune)
-{
-    const cli_tune *tune = s->tune;
-    return (kvf_session){.runtime = tune->runtime,
-                         .transformer = tune->transformer,
-                         .cache = tune->cache,
-                         .stream = tune->stream,
-                         .prune = prune};
-}
-
 /* `out` gets the first tokens of a prompt. */
 static kvf_status read_tokens(const search *s, kvf_prune *prune, const tune_question *q,
                               uint32_t count, kvf_sequence **out, kvf_error *error)
 {
     const cli_tune *tune = s->tune;
-    const kvf_session session = session_of(s, prune);
+    const kvf_session session = cli_tune_session(s->tune, prune);
     kvf_stop stop;
     KVF_TRY(kvf_library_told(tune->runtime, kvf_sequence_create(tune->cache, out), error));
     const kvf_prefill_request prefill = {.sequence = *out,
@@ -136,7 +124,7 @@ static kvf_status generate(search *s, kvf_prune *prune, const tune_question *q,
                            kvf_sequence **sequence, said *out, kvf_error *error)
 {
     const cli_tune *tune = s->tune;
-    const kvf_session session = session_of(s, prune);
+    const kvf_session session = cli_tune_session(s->tune, prune);
     const bool is_after = tune->options.asked == CLI_ASKED_AFTER;
     const double start = kvf_now_ms();
     KVF_TRY(is_after ? fork_document(s, prune, q, sequence, error)
@@ -242,10 +230,7 @@ static void set_share(search *s, trial *t, const char *field, float share)
 
 static bool is_possible(const search *s, const trial *t)
 {
-    const kvf_prune_shape shape = {.layers = s->tune->model.layers,
-                                   .kv_heads = s->tune->model.kv_heads,
-                                   .query_heads = s->tune->model.query_heads,
-                                   .tokens_max = s->tune->tuning.tokens};
+    const kvf_prune_shape shape = cli_prune_shape(&s->tune->model, s->tune->tuning.tokens);
     kvf_error unused;
     return kvf_prune_config_check(&t->config, &shape, &unused) == KVF_OK;
 }
@@ -257,9 +242,9 @@ static double expected_share(const search *s, const trial *t)
 
 static void set_layer(const search *s, trial *t, uint32_t layer)
 {
-    const cli_tuned *asl = &s->tune->tuning.asl;
+    const cli_tuned *asl = &s->tune->tuning.of[CLI_ASL];
     t->layer = layer;
-    if (!s->tune->options.asl)
+    if (!s->tune->options.wants[CLI_ASL])
         t->config.settings.layer = layer;
     else if (!is_given(s, "threshold"))
         t->config.settings.threshold = (float)cli_tune_asl_threshold(asl, layer);
@@ -287,8 +272,8 @@ static kvf_status search_layer(search *s, trial t, kvf_error *error)
 {
     uint32_t low = s->tune->options.layer_first, high = s->tune->options.layer_last;
     bool fits = false;
-    if (s->tune->options.asl) /* which chooses after its first layer */
-        low = kvf_max_u32(low, s->tune->tuning.asl.settings.layer_min + 1);
+    if (s->tune->options.wants[CLI_ASL]) /* which chooses after its first layer */
+        low = kvf_max_u32(low, s->tune->tuning.of[CLI_ASL].settings.layer_min + 1);
     high = kvf_max_u32(low, high);
     set_layer(s, &t, high);
     while (s->is_fit && high > low && expected_share(s, &t) >= s->best.computed)
@@ -351,19 +336,18 @@ static kvf_status time_first(search *s, double *share, kvf_error *error)
     return status;
 }
 
-static kvf_status search_policy(search *s, const char *policy, cli_tuned *out, kvf_error *error)
+static kvf_status search_policy(search *s, uint32_t method, cli_tuned *out, kvf_error *error)
 {
     trial t = {.computed = 1.0};
-    s->policy = policy;
     s->has_best = s->is_fit = false;
-    cli_tune_config(s->tune, policy, &t.config);
+    cli_tune_config(s->tune, cli_method_names[method], &t.config);
     t.config.retention = KVF_RETENTION_EVICT;
     if (is_given(s, "keep"))
         t.config.settings.keep = s->tune->options.prune.values.config.settings.keep;
-    if (strcmp(policy, "structkv") == 0)
+    if (method == CLI_STRUCTKV)
         t.config.settings.pivot = KVF_PIVOT_FIXED;
-    if (s->tune->options.asl)
-        t.config.settings.layer_min = s->tune->tuning.asl.settings.layer_min;
+    if (s->tune->options.wants[CLI_ASL])
+        t.config.settings.layer_min = s->tune->tuning.of[CLI_ASL].settings.layer_min;
     const size_t count = is_given(s, "propagate") || is_given(s, "propagate_tokens") ? 1 : SHARES;
     for (size_t i = 0; i < count && !cli_interrupted(); i++) {
         set_share(s, &t, "propagate", shares[i]);
@@ -408,7 +392,8 @@ static kvf_status ask_full(search *s, kvf_error *error)
 static uint64_t runs_at_most(const cli_tune *tune)
 {
     const cli_tune_options *o = &tune->options;
-    const uint32_t policies = (uint32_t)o->fastkv + o->structkv + o->asl;
+    const uint32_t policies =
+        (uint32_t)o->wants[CLI_FASTKV] + o->wants[CLI_STRUCTKV] + o->wants[CLI_ASL];
     uint32_t halvings = 1;
     while (tune->model.layers >> halvings)
         halvings++;
@@ -426,9 +411,9 @@ static kvf_status search_asl(search *s, kvf_error *error)
     KVF_TRY(cli_tune_asl_curve(tune, tune->figures, error));
     if (cli_interrupted())
         return KVF_OK;
-    cli_tuned found = tune->tuning.asl;
-    KVF_TRY(search_policy(s, "asl", &found, error));
-    tune->tuning.asl = found;
+    cli_tuned found = tune->tuning.of[CLI_ASL];
+    KVF_TRY(search_policy(s, CLI_ASL, &found, error));
+    tune->tuning.of[CLI_ASL] = found;
     return KVF_OK;
 }
 
@@ -439,12 +424,10 @@ kvf_status cli_tune_search(cli_tune *tune, kvf_error *error)
     KVF_TRY(kvf_sampler_create(tune->model.vocab_size, 1, &s.sampler, error));
     cli_progress_begin(&tune->progress, "asking", runs_at_most(tune), "runs");
     kvf_status status = ask_full(&s, error);
-    if (status == KVF_OK && o->fastkv && !cli_interrupted())
-        status = search_policy(&s, "fastkv", &tune->tuning.fastkv, error);
-    if (status == KVF_OK && o->structkv && !cli_interrupted())
-        status = search_policy(&s, "structkv", &tune->tuning.structkv, error);
-    if (status == KVF_OK && o->asl && !cli_interrupted())
-        status = search_asl(&s, error);
+    for (uint32_t m = 0; m < CLI_METHODS; m++)
+        if (status == KVF_OK && o->wants[m] && !cli_interrupted())
+            status = m == CLI_ASL ? search_asl(&s, error)
+                                  : search_policy(&s, m, &tune->tuning.of[m], error);
     forget_document(&s);
     cli_progress_end(&tune->progress);
     kvf_sampler_destroy(s.sampler);
