@@ -23,11 +23,5 @@ static __global__ void assemble_kernel(const __grid_constant__ kvf_assemble_args
                       kvf_shared());
 }
 
-extern "C" int kvf_assemble_cuda(const void *args, uint32_t, void *stream)
-{
-    const kvf_assemble_args *a = (const kvf_assemble_args *)args;
-    const uint32_t lists = a->rows * a->paging.lists;
-    const dim3 grid(lists), block(THREADS);
-    const size_t scratch = KVF_BLOCK_SCRATCH * sizeof(uint32_t);
-    return kvf_cuda_launch_early<assemble_kernel>(grid, block, scratch, (cudaStream_t)stream, *a);
-}
+KVF_LAUNCHER_EARLY(assemble, assemble_kernel, a->rows * a->paging.lists, THREADS,
+                   KVF_BLOCK_SCRATCH * sizeof(uint32_t))

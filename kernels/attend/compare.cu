@@ -46,8 +46,4 @@ static __global__ void compare_kernel(const __grid_constant__ kvf_compare_args a
         a.counters->verified += a.heads;
 }
 
-extern "C" int kvf_compare_cuda(const void *args, uint32_t, void *stream)
-{
-    return kvf_cuda_launch<compare_kernel>(dim3(1), dim3(THREADS), THREADS * sizeof(double),
-                                           (cudaStream_t)stream, *(const kvf_compare_args *)args);
-}
+KVF_LAUNCHER(compare, compare_kernel, 1, THREADS, THREADS * sizeof(double))

@@ -116,8 +116,4 @@ static __global__ void csr_in_kernel(const __grid_constant__ kvf_csr_args a)
         a.span_count[list] = count + sink - whole;
 }
 
-extern "C" int kvf_csr_in_cuda(const void *args, uint32_t tasks, void *stream)
-{
-    return kvf_cuda_launch<csr_in_kernel>(dim3(tasks), dim3(THREADS), 0, (cudaStream_t)stream,
-                                          *(const kvf_csr_args *)args);
-}
+KVF_LAUNCHER(csr_in, csr_in_kernel, tasks, THREADS, 0)

@@ -28,10 +28,6 @@ static __global__ void __launch_bounds__(THREADS)
                        at % quads * 4, value_dim);
 }
 
-extern "C" int kvf_merge_cuda(const void *args, uint32_t, void *stream)
-{
-    const kvf_merge_args *a = (const kvf_merge_args *)args;
-    const uint32_t threads = a->lists * a->group * (kvf_value_dim(&a->shape) / 4);
-    return kvf_cuda_launch_early<merge_queries>(dim3(kvf_div_ceil_u32(threads, THREADS)),
-                                                dim3(THREADS), 0, (cudaStream_t)stream, *a);
-}
+KVF_LAUNCHER_EARLY(merge, merge_queries,
+                   kvf_div_ceil_u32(a->lists * a->group * (kvf_value_dim(&a->shape) / 4), THREADS),
+                   THREADS, 0)

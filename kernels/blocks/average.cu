@@ -49,11 +49,5 @@ static __global__ void __launch_bounds__(KVF_GPU_HEAD_DIM_MAX)
     }
 }
 
-extern "C" int kvf_average_cuda(const void *args, uint32_t tasks, void *stream)
-{
-    const kvf_average_args *a = (const kvf_average_args *)args;
-    const uint32_t head_dim = a->head_dim;
-    return kvf_cuda_launch<average_blocks>(dim3(tasks), dim3(head_dim),
-                                           (head_dim + KVF_AVERAGE_SEGMENTS) * sizeof(float),
-                                           (cudaStream_t)stream, *a);
-}
+KVF_LAUNCHER(average, average_blocks, tasks, a->head_dim,
+             (a->head_dim + KVF_AVERAGE_SEGMENTS) * sizeof(float))

@@ -36,8 +36,4 @@ static __global__ void __launch_bounds__(THREADS)
         atomicExch(kvf_physical_is_centroid(c, layer, to), 0u);
 }
 
-extern "C" int kvf_clone_cuda(const void *args, uint32_t tasks, void *stream)
-{
-    return kvf_cuda_launch<clone_blocks>(dim3(tasks), dim3(THREADS), 0, (cudaStream_t)stream,
-                                         *(const kvf_clone_args *)args);
-}
+KVF_LAUNCHER(clone, clone_blocks, tasks, THREADS, 0)

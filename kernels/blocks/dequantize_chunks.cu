@@ -34,9 +34,5 @@ static __global__ void __launch_bounds__(THREADS, 2)
             t % p->shape.page_size, to + t * token, t >= tokens);
 }
 
-extern "C" int kvf_dequantize_chunks_cuda(const void *args, uint32_t tasks, void *stream)
-{
-    const kvf_dequantize_chunks_args *a = (const kvf_dequantize_chunks_args *)args;
-    return kvf_cuda_launch<dequantize_chunks_blocks>(
-        dim3(tasks), dim3(THREADS), kvf_stored_run_bytes(&a->paging), (cudaStream_t)stream, *a);
-}
+KVF_LAUNCHER(dequantize_chunks, dequantize_chunks_blocks, tasks, THREADS,
+             kvf_stored_run_bytes(&a->paging))

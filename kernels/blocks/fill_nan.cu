@@ -25,8 +25,4 @@ static __global__ void __launch_bounds__(THREADS)
         a.lse[first + i] = NAN;
 }
 
-extern "C" int kvf_fill_nan_cuda(const void *args, uint32_t tasks, void *stream)
-{
-    return kvf_cuda_launch<fill_nan_rows>(dim3(tasks), dim3(THREADS), 0, (cudaStream_t)stream,
-                                          *(const kvf_fill_nan_args *)args);
-}
+KVF_LAUNCHER(fill_nan, fill_nan_rows, tasks, THREADS, 0)

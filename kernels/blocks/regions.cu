@@ -227,8 +227,4 @@ static __global__ void __launch_bounds__(THREADS)
             a.lse[row * a.group + i] = a.from_lse[row * a.group + i];
 }
 
-extern "C" int kvf_scatter_heads_cuda(const void *args, uint32_t tasks, void *stream)
-{
-    return kvf_cuda_launch<scatter_heads_rows>(dim3(tasks), dim3(THREADS), 0, (cudaStream_t)stream,
-                                               *(const kvf_scatter_heads_args *)args);
-}
+KVF_LAUNCHER(scatter_heads, scatter_heads_rows, tasks, THREADS, 0)

@@ -432,6 +432,28 @@ static __device__ __forceinline__ void kvf_mma_s8(int32_t d[4], const uint32_t a
 
 #endif /* KVF_EMULATED */
 
+/* ---- launchers ---- */
+
+/* `args` as what the kernel takes. */
+template <typename A> static inline const A *kvf_cuda_args(void (*)(A), const void *args)
+{
+    return (const A *)args;
+}
+
+/* kvf_<op>_cuda: one launch of `kernel`, which takes the arguments of the operation and no others.
+ * Grid, threads and shared memory follow from these, `a`, and from `tasks`. */
+#define KVF_LAUNCHER(op, kernel, grid, threads, shared_bytes)                                      \
+    KVF_LAUNCHER_BY(kvf_cuda_launch<kernel>, op, kernel, grid, threads, shared_bytes)
+#define KVF_LAUNCHER_EARLY(op, kernel, grid, threads, shared_bytes)                                \
+    KVF_LAUNCHER_BY(kvf_cuda_launch_early<kernel>, op, kernel, grid, threads, shared_bytes)
+#define KVF_LAUNCHER_BY(launch, op, kernel, grid, threads, shared_bytes)                           \
+    extern "C" int kvf_##op##_cuda(const void *args, uint32_t tasks, void *stream)                 \
+    {                                                                                              \
+        const auto *a = kvf_cuda_args(kernel, args);                                               \
+        (void)tasks;                                                                               \
+        return launch(grid, dim3(threads), shared_bytes, (cudaStream_t)stream, *a);                \
+    }
+
 /* ---- small things in both ---- */
 
 template <typename T> static __device__ __forceinline__ float kvf_to_float(T x);

@@ -27,8 +27,4 @@ static __global__ void frame_kernel(const __grid_constant__ kvf_frame_args a)
         *(uint4 *)(to + i) = kvf_load_once(from + i);
 }
 
-extern "C" int kvf_frame_cuda(const void *args, uint32_t tasks, void *stream)
-{
-    return kvf_cuda_launch<frame_kernel>(dim3(tasks), dim3(THREADS), 0, (cudaStream_t)stream,
-                                         *(const kvf_frame_args *)args);
-}
+KVF_LAUNCHER(frame, frame_kernel, tasks, THREADS, 0)

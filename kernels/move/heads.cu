@@ -42,10 +42,5 @@ static __global__ void __launch_bounds__(THREADS)
         move_words<uint16_t>(job, first, end);
 }
 
-extern "C" int kvf_heads_cuda(const void *args, uint32_t, void *stream)
-{
-    const kvf_heads_args *a = (const kvf_heads_args *)args;
-    return kvf_cuda_launch<heads_kernel>(
-        dim3(kvf_div_ceil_u32(a->tokens, KVF_HEADS_TOKENS), a->job_count), dim3(THREADS), 0,
-        (cudaStream_t)stream, *a);
-}
+KVF_LAUNCHER(heads, heads_kernel, dim3(kvf_div_ceil_u32(a->tokens, KVF_HEADS_TOKENS), a->job_count),
+             THREADS, 0)

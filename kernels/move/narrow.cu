@@ -25,9 +25,4 @@ static __global__ void __launch_bounds__(THREADS)
         kvf_store4(job->to, a.dtype, i, *(const float4 *)(job->from + i));
 }
 
-extern "C" int kvf_narrow_cuda(const void *args, uint32_t, void *stream)
-{
-    const kvf_narrow_args *a = (const kvf_narrow_args *)args;
-    return kvf_cuda_launch_early<narrow_kernel>(dim3(a->parts, KVF_NARROW_JOBS), dim3(THREADS), 0,
-                                                (cudaStream_t)stream, *a);
-}
+KVF_LAUNCHER_EARLY(narrow, narrow_kernel, dim3(a->parts, KVF_NARROW_JOBS), THREADS, 0)

@@ -34,8 +34,4 @@ static __global__ void publish(const __grid_constant__ kvf_publish_args a)
     kvf_store_release_system(a.request, a.ticket);
 }
 
-extern "C" int kvf_publish_cuda(const void *args, uint32_t, void *stream)
-{
-    return kvf_cuda_launch<publish>(dim3(1), dim3(PUBLISH_THREADS), 0, (cudaStream_t)stream,
-                                    *(const kvf_publish_args *)args);
-}
+KVF_LAUNCHER(publish, publish, 1, PUBLISH_THREADS, 0)

@@ -50,12 +50,7 @@ static __global__ void __launch_bounds__(THREADS)
         ((uint4 *)to)[i] = ((const uint4 *)quantized)[i];
 }
 
-extern "C" int kvf_quantize_cuda(const void *args, uint32_t tasks, void *stream)
-{
-    const kvf_quantize_args *a = (const kvf_quantize_args *)args;
-    return kvf_cuda_launch<quantize_kernel>(
-        dim3(tasks), dim3(THREADS), kvf_stored_run_bytes(&a->paging), (cudaStream_t)stream, *a);
-}
+KVF_LAUNCHER(quantize, quantize_kernel, tasks, THREADS, kvf_stored_run_bytes(&a->paging))
 
 /* ---- dequantize: block 0 of threads makes the view; every other one is a run. Bound: the bytes of
  * the pool over the link. ---- */
@@ -107,12 +102,7 @@ static __global__ void __launch_bounds__(THREADS)
     }
 }
 
-extern "C" int kvf_dequantize_cuda(const void *args, uint32_t tasks, void *stream)
-{
-    const kvf_dequantize_args *a = (const kvf_dequantize_args *)args;
-    return kvf_cuda_launch<dequantize_kernel>(
-        dim3(tasks), dim3(THREADS), kvf_stored_run_bytes(&a->paging), (cudaStream_t)stream, *a);
-}
+KVF_LAUNCHER(dequantize, dequantize_kernel, tasks, THREADS, kvf_stored_run_bytes(&a->paging))
 
 /* ---- carry: a block of threads is a KV head, and takes its runs one by one: all are quantized, so
  * that warps stay whole, then those that were quantized already take their places. A run is read
@@ -170,9 +160,4 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
 }
 
-extern "C" int kvf_carry_cuda(const void *args, uint32_t tasks, void *stream)
-{
-    const kvf_carry_args *a = (const kvf_carry_args *)args;
-    return kvf_cuda_launch<carry_kernel>(
-        dim3(tasks), dim3(THREADS), kvf_stored_run_bytes(&a->paging), (cudaStream_t)stream, *a);
-}
+KVF_LAUNCHER(carry, carry_kernel, tasks, THREADS, kvf_stored_run_bytes(&a->paging))

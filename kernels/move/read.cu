@@ -62,11 +62,6 @@ static __global__ void __launch_bounds__(THREADS)
     }
 }
 
-extern "C" int kvf_read_cuda(const void *args, uint32_t tasks, void *stream)
-{
-    const kvf_read_args *a = (const kvf_read_args *)args;
-    const kvf_shape *s = &a->paging.shape;
-    return kvf_cuda_launch<read_kernel>(dim3(PARTS, tasks), dim3(THREADS),
-                                        s->pages == KVF_PAGES_NATIVE ? 0 : kvf_stored_page_bytes(s),
-                                        (cudaStream_t)stream, *a);
-}
+KVF_LAUNCHER(read, read_kernel, dim3(PARTS, tasks), THREADS,
+             a->paging.shape.pages == KVF_PAGES_NATIVE ? 0
+                                                       : kvf_stored_page_bytes(&a->paging.shape))

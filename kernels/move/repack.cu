@@ -71,10 +71,6 @@ static __global__ void __launch_bounds__(THREADS)
     }
 }
 
-extern "C" int kvf_repack_cuda(const void *args, uint32_t, void *stream)
-{
-    const kvf_repack_args *a = (const kvf_repack_args *)args;
-    const uint32_t blocks = kvf_div_ceil_u32(a->first + a->tokens, a->shape.page_size);
-    return kvf_cuda_launch<repack_block>(dim3(blocks, a->kv_heads), dim3(THREADS), 0,
-                                         (cudaStream_t)stream, *a);
-}
+KVF_LAUNCHER(repack, repack_block,
+             dim3(kvf_div_ceil_u32(a->first + a->tokens, a->shape.page_size), a->kv_heads), THREADS,
+             0)

@@ -38,9 +38,4 @@ static __global__ void __launch_bounds__(THREADS)
         a.span_count[list] = count;
 }
 
-extern "C" int kvf_ring_cuda(const void *args, uint32_t, void *stream)
-{
-    const kvf_ring_args *a = (const kvf_ring_args *)args;
-    return kvf_cuda_launch<ring_kernel>(dim3(a->ring.heads, a->rows), dim3(THREADS), 0,
-                                        (cudaStream_t)stream, *a);
-}
+KVF_LAUNCHER(ring, ring_kernel, dim3(a->ring.heads, a->rows), THREADS, 0)

@@ -63,9 +63,4 @@ static __global__ void seal_kernel(const __grid_constant__ kvf_seal_args a)
     }
 }
 
-extern "C" int kvf_seal_cuda(const void *args, uint32_t tasks, void *stream)
-{
-    const kvf_seal_args *a = (const kvf_seal_args *)args;
-    return kvf_cuda_launch<seal_kernel>(dim3(a->paging.kv_heads, tasks / a->paging.kv_heads),
-                                        dim3(THREADS), 0, (cudaStream_t)stream, *a);
-}
+KVF_LAUNCHER(seal, seal_kernel, dim3(a->paging.kv_heads, a->rows), THREADS, 0)

@@ -57,9 +57,4 @@ static __global__ void __launch_bounds__(THREADS)
     }
 }
 
-extern "C" int kvf_stage_cuda(const void *args, uint32_t, void *stream)
-{
-    const kvf_stage_args *a = (const kvf_stage_args *)args;
-    return kvf_cuda_launch<stage_blocks>(dim3(a->count, a->rows), dim3(THREADS), 0,
-                                         (cudaStream_t)stream, *a);
-}
+KVF_LAUNCHER(stage, stage_blocks, dim3(a->count, a->rows), THREADS, 0)

@@ -18,8 +18,4 @@ static __global__ void stamp_kernel(const __grid_constant__ kvf_stamp_args a)
     *a.last = now;
 }
 
-extern "C" int kvf_stamp_cuda(const void *args, uint32_t, void *stream)
-{
-    return kvf_cuda_launch<stamp_kernel>(dim3(1), dim3(1), 0, (cudaStream_t)stream,
-                                         *(const kvf_stamp_args *)args);
-}
+KVF_LAUNCHER(stamp, stamp_kernel, 1, 1, 0)

@@ -26,10 +26,6 @@ static __global__ void table_kernel(const __grid_constant__ kvf_table_args a)
         blocks[b] = b < sealed ? pool[b - first] : (void *)kvf_row_ring_block(&a.paging, row, b);
 }
 
-extern "C" int kvf_table_cuda(const void *args, uint32_t tasks, void *stream)
-{
-    const kvf_table_args *a = (const kvf_table_args *)args;
-    const uint32_t parts = kvf_min_u32(PARTS, kvf_div_ceil_u32(a->paging.blocks_max, 8 * THREADS));
-    return kvf_cuda_launch<table_kernel>(dim3(parts, tasks), dim3(THREADS), 0, (cudaStream_t)stream,
-                                         *a);
-}
+KVF_LAUNCHER(table, table_kernel,
+             dim3(kvf_min_u32(PARTS, kvf_div_ceil_u32(a->paging.blocks_max, 8 * THREADS)), tasks),
+             THREADS, 0)

@@ -53,10 +53,5 @@ static __global__ void __launch_bounds__(THREADS)
     }
 }
 
-extern "C" int kvf_take_cuda(const void *args, uint32_t, void *stream)
-{
-    const kvf_take_args *a = (const kvf_take_args *)args;
-    return kvf_cuda_launch<take_tokens>(
-        dim3(kvf_div_ceil_u32(a->count, KVF_TAKE_TOKENS), a->kv_heads), dim3(THREADS), 0,
-        (cudaStream_t)stream, *a);
-}
+KVF_LAUNCHER(take, take_tokens, dim3(kvf_div_ceil_u32(a->count, KVF_TAKE_TOKENS), a->kv_heads),
+             THREADS, 0)

@@ -35,10 +35,6 @@ static __global__ void __launch_bounds__(WARPS *KVF_WARP_LANES)
     }
 }
 
-extern "C" int kvf_writeback_cuda(const void *args, uint32_t, void *stream)
-{
-    const kvf_writeback_args *a = (const kvf_writeback_args *)args;
-    const size_t parts = (kvf_block_bytes(&a->paging) + PART - 1) / PART;
-    return kvf_cuda_launch<write_back>(dim3((uint32_t)parts, a->rows), dim3(WARPS * KVF_WARP_LANES),
-                                       0, (cudaStream_t)stream, *a);
-}
+KVF_LAUNCHER(writeback, write_back,
+             dim3((uint32_t)((kvf_block_bytes(&a->paging) + PART - 1) / PART), a->rows),
+             WARPS *KVF_WARP_LANES, 0)

@@ -100,10 +100,6 @@ static __global__ void cover_kernel(const __grid_constant__ kvf_cover_args a)
         put_end(&a, &c, head, n);
 }
 
-extern "C" int kvf_cover_cuda(const void *args, uint32_t tasks, void *stream)
-{
-    const kvf_cover_args *a = (const kvf_cover_args *)args;
-    return kvf_cuda_launch<cover_kernel>(
-        dim3((a->resident ? a->paging.pages_max : a->paging.blocks_max) / PAGES + 1, tasks),
-        dim3(THREADS), KVF_BLOCK_SCRATCH * 4, (cudaStream_t)stream, *a);
-}
+KVF_LAUNCHER(cover, cover_kernel,
+             dim3((a->resident ? a->paging.pages_max : a->paging.blocks_max) / PAGES + 1, tasks),
+             THREADS, KVF_BLOCK_SCRATCH * 4)

@@ -226,8 +226,4 @@ static __global__ void __launch_bounds__(THREADS, 2)
                             a.row->sealed * p->block_size * kvf_key_bytes(&p->shape));
 }
 
-extern "C" int kvf_pack_cuda(const void *args, uint32_t tasks, void *stream)
-{
-    return kvf_cuda_launch<pack_kernel>(dim3(PARTS, tasks), dim3(THREADS), sizeof(shared_state),
-                                        (cudaStream_t)stream, *(const kvf_pack_args *)args);
-}
+KVF_LAUNCHER(pack, pack_kernel, dim3(PARTS, tasks), THREADS, sizeof(shared_state))

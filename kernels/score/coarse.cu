@@ -39,13 +39,8 @@ static __global__ void __launch_bounds__(KVF_GPU_HEAD_DIM_MAX)
         *kvf_row_centroid_scale(p, row, head, i) = scale;
 }
 
-extern "C" int kvf_centroids_cuda(const void *args, uint32_t tasks, void *stream)
-{
-    const kvf_centroids_args *a = (const kvf_centroids_args *)args;
-    const uint32_t head_dim = a->paging.shape.head_dim;
-    return kvf_cuda_launch<centroids_of>(dim3(tasks), dim3(head_dim), head_dim * sizeof(float),
-                                         (cudaStream_t)stream, *a);
-}
+KVF_LAUNCHER(centroids, centroids_of, tasks, a->paging.shape.head_dim,
+             a->paging.shape.head_dim * sizeof(float))
 
 /*
  * Queries against centroids, on the GPU.
@@ -92,13 +87,9 @@ static __global__ void __launch_bounds__(CENTROIDS_PER_BLOCK)
     }
 }
 
-extern "C" int kvf_score_centroids_cuda(const void *args, uint32_t, void *stream)
-{
-    const kvf_score_centroids_args *a = (const kvf_score_centroids_args *)args;
-    return kvf_cuda_launch<score_task>(
-        dim3(kvf_div_ceil_u32(a->stride, CENTROIDS_PER_BLOCK), a->lists), dim3(CENTROIDS_PER_BLOCK),
-        a->group * a->head_dim, (cudaStream_t)stream, *a);
-}
+KVF_LAUNCHER(score_centroids, score_task,
+             dim3(kvf_div_ceil_u32(a->stride, CENTROIDS_PER_BLOCK), a->lists), CENTROIDS_PER_BLOCK,
+             a->group * a->head_dim)
 
 /*
  * Bits of the blocks that stay, on the GPU.
@@ -139,8 +130,4 @@ static __global__ void __launch_bounds__(FILTER_THREADS)
     }
 }
 
-extern "C" int kvf_filter_cuda(const void *args, uint32_t tasks, void *stream)
-{
-    return kvf_cuda_launch<filter_blocks>(dim3(tasks), dim3(FILTER_THREADS), 0,
-                                          (cudaStream_t)stream, *(const kvf_filter_args *)args);
-}
+KVF_LAUNCHER(filter, filter_blocks, tasks, FILTER_THREADS, 0)

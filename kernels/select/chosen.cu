@@ -51,12 +51,7 @@ static __global__ void __launch_bounds__(CALLER_THREADS)
     }
 }
 
-extern "C" int kvf_caller_scores_cuda(const void *args, uint32_t tasks, void *stream)
-{
-    return kvf_cuda_launch_early<caller_scores_kernel>(dim3(tasks), dim3(CALLER_THREADS), 0,
-                                                       (cudaStream_t)stream,
-                                                       *(const kvf_caller_scores_args *)args);
-}
+KVF_LAUNCHER_EARLY(caller_scores, caller_scores_kernel, tasks, CALLER_THREADS, 0)
 
 /*
  * The newest pages of each list, on the GPU.
@@ -81,11 +76,7 @@ static __global__ void newest_kernel(const __grid_constant__ kvf_newest_args a)
         a.id_count[list] = count;
 }
 
-extern "C" int kvf_newest_cuda(const void *args, uint32_t tasks, void *stream)
-{
-    return kvf_cuda_launch_early<newest_kernel>(
-        dim3(tasks), dim3(NEWEST_THREADS), 0, (cudaStream_t)stream, *(const kvf_newest_args *)args);
-}
+KVF_LAUNCHER_EARLY(newest, newest_kernel, tasks, NEWEST_THREADS, 0)
 
 /*
  * One list of ids for every list of a row, on the GPU.
@@ -104,11 +95,7 @@ static __global__ void spread_kernel(const __grid_constant__ kvf_spread_args a)
         a.id_count[list] = count;
 }
 
-extern "C" int kvf_spread_cuda(const void *args, uint32_t tasks, void *stream)
-{
-    return kvf_cuda_launch<spread_kernel>(dim3(tasks), dim3(SPREAD_THREADS), 0,
-                                          (cudaStream_t)stream, *(const kvf_spread_args *)args);
-}
+KVF_LAUNCHER(spread, spread_kernel, tasks, SPREAD_THREADS, 0)
 
 /*
  * Chosen tokens into pages and masks, on the GPU.
@@ -148,11 +135,7 @@ static __global__ void mask_kernel(const __grid_constant__ kvf_mask_args a)
         a.id_count[list] = pages;
 }
 
-extern "C" int kvf_mask_cuda(const void *args, uint32_t tasks, void *stream)
-{
-    return kvf_cuda_launch<mask_kernel>(dim3(tasks), dim3(MASK_THREADS), KVF_BLOCK_SCRATCH * 4,
-                                        (cudaStream_t)stream, *(const kvf_mask_args *)args);
-}
+KVF_LAUNCHER(mask, mask_kernel, tasks, MASK_THREADS, KVF_BLOCK_SCRATCH * 4)
 
 /*
  * The best of chosen pages, as many as there is room for by their tokens, on the GPU.
@@ -214,11 +197,7 @@ static __global__ void __launch_bounds__(KVF_WARP_LANES)
         a.id_count[list] = kept;
 }
 
-extern "C" int kvf_trim_cuda(const void *args, uint32_t tasks, void *stream)
-{
-    return kvf_cuda_launch_early<trim_kernel>(dim3(tasks), dim3(KVF_WARP_LANES), 0,
-                                              (cudaStream_t)stream, *(const kvf_trim_args *)args);
-}
+KVF_LAUNCHER_EARLY(trim, trim_kernel, tasks, KVF_WARP_LANES, 0)
 
 /*
  * How static the attention of a layer is, on the GPU.
@@ -259,8 +238,4 @@ static __global__ void overlap_kernel(const __grid_constant__ kvf_overlap_args a
         a.choose[i] = kvf_row_choose(p, row);
 }
 
-extern "C" int kvf_overlap_cuda(const void *args, uint32_t, void *stream)
-{
-    return kvf_cuda_launch<overlap_kernel>(dim3(1), dim3(OVERLAP_THREADS), KVF_BLOCK_SCRATCH * 4,
-                                           (cudaStream_t)stream, *(const kvf_overlap_args *)args);
-}
+KVF_LAUNCHER(overlap, overlap_kernel, 1, OVERLAP_THREADS, KVF_BLOCK_SCRATCH * 4)

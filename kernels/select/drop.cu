@@ -24,8 +24,4 @@ static __global__ void drop_kernel(const __grid_constant__ kvf_drop_args a)
         row->chosen_at[(size_t)head * p->pages_max + i] = 0;
 }
 
-extern "C" int kvf_drop_cuda(const void *args, uint32_t tasks, void *stream)
-{
-    return kvf_cuda_launch<drop_kernel>(dim3(tasks), dim3(THREADS), 0, (cudaStream_t)stream,
-                                        *(const kvf_drop_args *)args);
-}
+KVF_LAUNCHER(drop, drop_kernel, tasks, THREADS, 0)

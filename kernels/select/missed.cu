@@ -91,12 +91,7 @@ static __global__ void __launch_bounds__(COLLECT_THREADS)
     }
 }
 
-extern "C" int kvf_collect_cuda(const void *args, uint32_t tasks, void *stream)
-{
-    return kvf_cuda_launch_early<collect_pages>(dim3(COLLECT_PARTS, tasks), dim3(COLLECT_THREADS),
-                                                0, (cudaStream_t)stream,
-                                                *(const kvf_collect_args *)args);
-}
+KVF_LAUNCHER_EARLY(collect, collect_pages, dim3(COLLECT_PARTS, tasks), COLLECT_THREADS, 0)
 
 /*
  * Pages of sealed blocks into slots, on the GPU.

@@ -28,9 +28,4 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS)
                      [](uint32_t, uint32_t) {});
 }
 
-extern "C" int kvf_resolve_cuda(const void *args, uint32_t, void *stream)
-{
-    const kvf_resolve_args *a = (const kvf_resolve_args *)args;
-    return kvf_cuda_launch_early<resolve_list>(dim3(a->rows * a->paging.lists), dim3(THREADS), 0,
-                                               (cudaStream_t)stream, *a);
-}
+KVF_LAUNCHER_EARLY(resolve, resolve_list, a->rows * a->paging.lists, THREADS, 0)
