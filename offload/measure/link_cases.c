@@ -5,10 +5,11 @@
  * single steps, and what of them is timed.
  *
  * Every 8 bytes of the pool are a function of their offset, so any page of any size can be compared
- * with what it should be. Every kind of case has one function for one repetition; what it does
- * before its first look at the clock is not measured. The first repetition of all and the last one
- * are verified. Knows nothing of how methods work. Invariant: lists and slots are written only
- * while no request is in flight; slot i belongs to entry i of the list that was written last.
+ * with what it should be. Every kind of case is a row: how it is opened, one function for one
+ * repetition, what is compared. A repetition is measured from its first look at the clock on. The
+ * last one is verified, and of some kinds the first of all. Knows nothing of how methods work.
+ * Invariant: lists and slots are written only while no request is in flight; slot i belongs to
+ * entry i of the list that was written last.
  */
 
 #include "link_measure.h"
@@ -38,9 +39,22 @@ typedef struct link_compute {
     uint32_t launches;              /* that take about the length asked for */
 } link_compute;
 
+/* A ring of staging by itself. */
+typedef struct link_ring {
+    kvf_host_memory memory; /* [depth, chunk] */
+    kvf_gather *gather;
+    const void **from; /* host addresses, [pages] */
+    void **to;         /* [pages] */
+    uint32_t per_chunk, depth;
+    uint32_t workers;
+} link_ring;
+
+typedef struct link_kind link_kind;
+
 typedef struct link_rig {
     kvf_link *bench;
     const kvf_link_case *c;
+    const link_kind *kind;
     kvf_device *device;
     const kvf_device_ops *ops;
     kvf_stream *stream;      /* of the caller */
@@ -60,9 +74,25 @@ typedef struct link_rig {
     char *back_from;         /* device, of write-back; NULL without */
     kvf_host_memory back_to;
     uint64_t back_bytes;                                /* per repetition */
-    uint64_t *total, *copying, *gather, *fetch, *alone; /* [repetitions], fetch [x layers] */
+    uint64_t *total, *copying, *gather, *alone, *fetch; /* [repetitions], fetch [x layers] */
     link_compute compute;
+    link_ring ring;
+    size_t offset;      /* of the pool that PEAK copied last */
+    kvf_event **events; /* CADENCE: [2, layers] */
+    kvf_stream *other;  /* TAX: of fetches, */
+    uint32_t fetches;   /* as many as take at least as long as the compute */
 } link_rig;
+
+struct link_kind {
+    kvf_status (*open)(link_rig *rig);   /* beyond what every kind has */
+    kvf_status (*poison)(link_rig *rig); /* where bytes arrive, before they are compared */
+    kvf_status (*repeat)(link_rig *rig, uint32_t at);
+    kvf_status (*verify)(link_rig *rig, uint64_t *verified);
+    kvf_status (*copy)(link_rig *rig); /* of repeat_copies */
+    bool is_verified_first;            /* the first repetition, too */
+    bool keeps_pages;                  /* pages are not chosen before every repetition */
+    bool writes_back;
+};
 
 /* ---- the pool ---- */
 
@@ -265,17 +295,14 @@ static kvf_status open_write_back(link_rig *rig)
 static kvf_status open_samples(link_rig *rig)
 {
     const size_t count = rig->c->repetitions;
-    uint64_t **samples[] = {&rig->total, &rig->copying, &rig->gather, &rig->alone};
-    for (size_t i = 0; i < sizeof samples / sizeof *samples; i++) {
-        *samples[i] = kvf_alloc(rig->device->context, count, sizeof **samples[i]);
-        if (!*samples[i])
-            KVF_FAIL(rig->device->context, KVF_OUT_OF_MEMORY, "no memory for %zu repetitions",
-                     count);
-    }
-    rig->fetch = kvf_alloc(rig->device->context, count * rig->lists, sizeof *rig->fetch);
-    return rig->fetch ? KVF_OK
-                      : kvf_fail(rig->device->context, KVF_OUT_OF_MEMORY, 0,
-                                 "no memory for %zu repetitions", count);
+    rig->total = kvf_alloc(rig->device->context, (4 + rig->lists) * count, sizeof *rig->total);
+    if (!rig->total)
+        KVF_FAIL(rig->device->context, KVF_OUT_OF_MEMORY, "no memory for %zu repetitions", count);
+    rig->copying = rig->total + count;
+    rig->gather = rig->copying + count;
+    rig->alone = rig->gather + count;
+    rig->fetch = rig->alone + count;
+    return KVF_OK;
 }
 
 static kvf_status open_engine(link_rig *rig)
@@ -316,9 +343,7 @@ static kvf_status open_rig(link_rig *rig)
     KVF_TRY(open_samples(rig));
     KVF_TRY(open_memory(rig));
     KVF_TRY(open_write_back(rig));
-    const int brings =
-        c->what == KVF_LINK_BOTH || c->what == KVF_LINK_CADENCE || c->what == KVF_LINK_TAX;
-    return brings ? open_engine(rig) : KVF_OK;
+    return rig->kind->open(rig);
 }
 
 static void close_rig(link_rig *rig)
@@ -326,8 +351,12 @@ static void close_rig(link_rig *rig)
     const kvf_device_ops *ops = rig->ops;
     kvf_context *context = rig->device->context;
     ops->stream_destroy(rig->back_stream);
+    ops->stream_destroy(rig->other);
     ops->stream_destroy(rig->stream);
     kvf_transfer_close(rig->engine);
+    kvf_gather_destroy(rig->ring.gather);
+    for (uint32_t i = 0; rig->events && i < 2 * rig->lists; i++)
+        ops->event_destroy(rig->events[i]);
     ops->event_destroy(rig->end);
     ops->event_destroy(rig->begin);
     void *memory[] = {
@@ -335,10 +364,10 @@ static void close_rig(link_rig *rig)
         rig->count,     rig->to,          rig->from,          rig->slots};
     for (size_t i = 0; i < sizeof memory / sizeof *memory; i++)
         ops->memory_free(rig->device, memory[i]);
+    kvf_host_memory_destroy(context, &rig->ring.memory);
     kvf_host_memory_destroy(context, &rig->back_to);
     kvf_host_memory_destroy(context, &rig->control);
-    void *plain[] = {rig->total, rig->copying, rig->gather, rig->alone,
-                     rig->fetch, rig->slot_of, rig->ids};
+    void *plain[] = {rig->total, rig->slot_of, rig->ids, rig->ring.to, rig->ring.from, rig->events};
     for (size_t i = 0; i < sizeof plain / sizeof *plain; i++)
         kvf_free(context, plain[i]);
 }
@@ -394,17 +423,18 @@ static kvf_status write_back(link_rig *rig)
     return KVF_OK;
 }
 
-static kvf_status poison(link_rig *rig)
+static kvf_status poison_slots(link_rig *rig)
 {
     KVF_TRY(rig->ops->fill(rig->stream, rig->slots, 0xa5, rig->c->pages * rig->c->page_bytes));
     return rig->ops->stream_wait(rig->stream);
 }
 
-static kvf_status verify(link_rig *rig, uint32_t l, uint64_t *bytes)
+/* Slots hold the last list. */
+static kvf_status verify_slots(link_rig *rig, uint64_t *bytes)
 {
     const size_t page_bytes = rig->c->page_bytes;
     const kvf_arena *bounce = &rig->control.arenas[0];
-    const uint32_t *ids = rig->ids + (size_t)l * rig->c->pages;
+    const uint32_t *ids = rig->ids + (size_t)(rig->lists - 1) * rig->c->pages;
     const uint32_t at_once = (uint32_t)(BOUNCE_BYTES / page_bytes);
     for (uint32_t first = 0; first < rig->c->pages; first += at_once) {
         const uint32_t count = kvf_min_u32(at_once, rig->c->pages - first);
@@ -523,28 +553,10 @@ static kvf_status repeat_both(link_rig *rig, uint32_t at)
 
 /* ---- a part of it alone ---- */
 
-typedef struct ring_case {
-    kvf_host_memory ring; /* [depth, chunk] */
-    kvf_gather *gather;
-    const void **from; /* host addresses, [pages] */
-    void **to;         /* [pages] */
-    uint32_t per_chunk, depth;
-    uint32_t workers;
-    uint64_t chunks;
-} ring_case;
-
-static void ring_close(link_rig *rig, ring_case *r)
-{
-    kvf_context *context = rig->device->context;
-    kvf_free(context, r->to);
-    kvf_free(context, r->from);
-    kvf_gather_destroy(r->gather);
-    kvf_host_memory_destroy(context, &r->ring);
-}
-
-static kvf_status ring_open(link_rig *rig, ring_case *r)
+static kvf_status open_ring(link_rig *rig)
 {
     const kvf_link_case *c = rig->c;
+    link_ring *r = &rig->ring;
     kvf_context *context = rig->device->context;
     const size_t chunk = c->chunk_bytes > 0 ? c->chunk_bytes : (size_t)1 << 20;
     r->per_chunk = chunk > c->page_bytes ? (uint32_t)(chunk / c->page_bytes) : 1;
@@ -562,22 +574,26 @@ static kvf_status ring_open(link_rig *rig, ring_case *r)
                  "a staging ring of %u chunks of %zu bytes is larger than 1 GiB; lower "
                  "depth or chunk_bytes",
                  r->depth, memory.granule);
-    KVF_TRY(kvf_host_memory_create(context, rig->device, &memory, &r->ring));
+    KVF_TRY(kvf_host_memory_create(context, rig->device, &memory, &r->memory));
     KVF_TRY(kvf_gather_create(rig->device, r->workers, NULL, &r->gather));
     r->from = kvf_alloc(context, c->pages, sizeof *r->from);
     r->to = kvf_alloc(context, c->pages, sizeof *r->to);
     if (!r->from || !r->to)
         KVF_FAIL(context, KVF_OUT_OF_MEMORY, "no memory for %u pages", c->pages);
+    uint64_t *words = (uint64_t *)(void *)r->memory.arenas[0].host;
+    for (size_t w = 0; w < r->memory.arenas[0].bytes / 8; w++)
+        words[w] = kvf_link_word(w * 8);
     return KVF_OK;
 }
 
-static char *ring_page(const link_rig *rig, const ring_case *r, uint32_t page)
+static char *ring_page(const link_rig *rig, uint32_t page)
 {
-    return r->ring.arenas[0].host + page % (r->per_chunk * (size_t)r->depth) * rig->c->page_bytes;
+    const link_ring *r = &rig->ring;
+    return r->memory.arenas[0].host + page % (r->per_chunk * (size_t)r->depth) * rig->c->page_bytes;
 }
 
 /* The workers fill chunk after chunk. */
-static void gather_pages(const ring_case *r, const kvf_link_case *c)
+static void gather_pages(const link_ring *r, const kvf_link_case *c)
 {
     for (uint32_t first = 0; first < c->pages; first += r->per_chunk) {
         kvf_copy_args args = {.bytes = c->page_bytes,
@@ -590,19 +606,19 @@ static void gather_pages(const ring_case *r, const kvf_link_case *c)
     }
 }
 
-static void copy_pages(const ring_case *r, const kvf_link_case *c)
+static void copy_pages(const link_ring *r, const kvf_link_case *c)
 {
     for (uint32_t i = 0; i < c->pages; i++)
         memcpy(r->to[i], r->from[i], c->page_bytes);
 }
 
-/* GATHER or MEMCPY; compared afterwards: what the ring still holds. */
-static kvf_status repeat_staging(link_rig *rig, ring_case *r, uint32_t at, uint64_t *verified)
+static kvf_status repeat_staging(link_rig *rig, uint32_t at)
 {
     const kvf_link_case *c = rig->c;
+    link_ring *r = &rig->ring;
     for (uint32_t i = 0; i < c->pages; i++) {
         r->from[i] = page_host(rig->bench, c->page_bytes, rig->ids[i]);
-        r->to[i] = ring_page(rig, r, i);
+        r->to[i] = ring_page(rig, i);
     }
     const uint64_t began = kvf_now_ns();
     if (c->what == KVF_LINK_MEMCPY)
@@ -610,11 +626,16 @@ static kvf_status repeat_staging(link_rig *rig, ring_case *r, uint32_t at, uint6
     else
         gather_pages(r, c);
     rig->total[at] = rig->gather[at] = kvf_now_ns() - began;
-    if (!verified)
-        return KVF_OK;
-    const uint32_t room = r->per_chunk * r->depth;
+    return KVF_OK;
+}
+
+/* Pages that the ring still holds. */
+static kvf_status verify_staging(link_rig *rig, uint64_t *verified)
+{
+    const kvf_link_case *c = rig->c;
+    const uint32_t room = rig->ring.per_chunk * rig->ring.depth;
     for (uint32_t i = c->pages > room ? c->pages - room : 0; i < c->pages; i++) {
-        if (!kvf_link_is_right(r->to[i], page_offset(rig->bench, c->page_bytes, rig->ids[i]),
+        if (!kvf_link_is_right(rig->ring.to[i], page_offset(rig->bench, c->page_bytes, rig->ids[i]),
                                c->page_bytes))
             KVF_FAIL(rig->device->context, KVF_CORRUPT,
                      "page %u of the pool did not reach staging whole", rig->ids[i]);
@@ -623,26 +644,40 @@ static kvf_status repeat_staging(link_rig *rig, ring_case *r, uint32_t at, uint6
     return KVF_OK;
 }
 
-/* Chunk after chunk of the ring to the slots in order. */
-static kvf_status repeat_copy(link_rig *rig, ring_case *r, uint32_t at)
+/* ---- copies ---- */
+
+/* The copies of the kind, on both clocks. */
+static kvf_status repeat_copies(link_rig *rig, uint32_t at)
 {
-    const size_t chunk = r->per_chunk * rig->c->page_bytes;
-    const size_t bytes = rig->c->pages * rig->c->page_bytes;
     const uint64_t began = kvf_now_ns();
     KVF_TRY(write_back(rig));
     KVF_TRY(rig->ops->event_record(rig->begin, rig->stream));
-    for (size_t done = 0, n = 0; done < bytes; done += chunk, n++)
-        KVF_TRY(rig->ops->copy_through(rig->stream, rig->slots + done,
-                                       r->ring.arenas[0].device + n % r->depth * chunk,
-                                       bytes - done < chunk ? bytes - done : chunk));
+    KVF_TRY(rig->kind->copy(rig));
     KVF_TRY(rig->ops->event_record(rig->end, rig->stream));
     KVF_TRY(finish(rig, began, at));
     return elapsed(rig, &rig->copying[at]);
 }
 
+static size_t slots_bytes(const link_rig *rig)
+{
+    return rig->c->pages * rig->c->page_bytes;
+}
+
+/* Chunk after chunk of the ring to the slots in order. */
+static kvf_status copy_ring(link_rig *rig)
+{
+    const size_t chunk = rig->ring.per_chunk * rig->c->page_bytes, bytes = slots_bytes(rig);
+    for (size_t done = 0, n = 0; done < bytes; done += chunk, n++)
+        KVF_TRY(
+            rig->ops->copy_through(rig->stream, rig->slots + done,
+                                   rig->ring.memory.arenas[0].device + n % rig->ring.depth * chunk,
+                                   bytes - done < chunk ? bytes - done : chunk));
+    return KVF_OK;
+}
+
 /* The slots hold the ring over and over; chunk n of them is page n % depth x per_chunk of a pool
  * that the ring was filled from. */
-static kvf_status verify_copy(link_rig *rig, const ring_case *r, uint64_t *verified)
+static kvf_status verify_ring(link_rig *rig, uint64_t *verified)
 {
     const size_t page_bytes = rig->c->page_bytes;
     const kvf_arena *bounce = &rig->control.arenas[0];
@@ -650,7 +685,7 @@ static kvf_status verify_copy(link_rig *rig, const ring_case *r, uint64_t *verif
         KVF_TRY(
             rig->ops->copy(rig->stream, bounce->device, rig->slots + i * page_bytes, page_bytes));
         KVF_TRY(rig->ops->stream_wait(rig->stream));
-        if (memcmp(bounce->host, ring_page(rig, r, i), page_bytes) != 0)
+        if (memcmp(bounce->host, ring_page(rig, i), page_bytes) != 0)
             KVF_FAIL(rig->device->context, KVF_CORRUPT,
                      "the copy of a staging chunk did not arrive whole at byte %zu",
                      i * page_bytes);
@@ -659,130 +694,96 @@ static kvf_status verify_copy(link_rig *rig, const ring_case *r, uint64_t *verif
     return KVF_OK;
 }
 
-static kvf_status run_ring(link_rig *rig, ring_case *r, kvf_link_result *result)
-{
-    const kvf_link_case *c = rig->c;
-    const int copies = c->what == KVF_LINK_COPY;
-    uint64_t *words = (uint64_t *)(void *)r->ring.arenas[0].host;
-    for (size_t w = 0; w < r->ring.arenas[0].bytes / 8; w++)
-        words[w] = kvf_link_word(w * 8);
-    for (uint32_t i = 0; i < c->warmup + c->repetitions; i++) {
-        const uint32_t at = i < c->warmup ? 0 : i - c->warmup;
-        const bool is_last = i + 1 == c->warmup + c->repetitions;
-        KVF_TRY(prepare(rig));
-        if (copies && is_last)
-            KVF_TRY(poison(rig));
-        if (copies)
-            KVF_TRY(repeat_copy(rig, r, at));
-        else
-            KVF_TRY(repeat_staging(rig, r, at, i == 0 || is_last ? &result->verified_bytes : NULL));
-    }
-    if (copies)
-        KVF_TRY(verify_copy(rig, r, &result->verified_bytes));
-    result->copies = copies ? (c->pages + r->per_chunk - 1) / r->per_chunk : 0;
-    result->workers = copies ? 0 : r->workers;
-    result->depth = r->depth;
-    result->chunk_bytes = r->per_chunk * c->page_bytes;
-    return KVF_OK;
-}
-
-static kvf_status run_part(link_rig *rig, kvf_link_result *result)
-{
-    ring_case r = {0};
-    kvf_status status = ring_open(rig, &r);
-    if (status == KVF_OK)
-        status = run_ring(rig, &r, result);
-    ring_close(rig, &r);
-    return status;
-}
-
-/* ---- one contiguous copy ---- */
-
-static kvf_status check_contiguous(const link_rig *rig, size_t bytes)
+static kvf_status check_contiguous(link_rig *rig)
 {
     const kvf_arena *arena = &rig->bench->pool.arenas[0];
-    if (bytes > arena->bytes)
+    if (slots_bytes(rig) > arena->bytes)
         KVF_FAIL(
             rig->device->context, KVF_INVALID,
             "pages = %u: one copy of %zu bytes does not fit a piece of the pool, of %zu; lower "
             "pages or page_bytes",
-            rig->c->pages, bytes, arena->bytes);
+            rig->c->pages, slots_bytes(rig), arena->bytes);
     return KVF_OK;
 }
 
-static kvf_status run_peak(link_rig *rig, kvf_link_result *result)
+static kvf_status copy_peak(link_rig *rig)
 {
-    const kvf_link_case *c = rig->c;
-    const size_t bytes = c->pages * c->page_bytes;
     const kvf_arena *arena = &rig->bench->pool.arenas[0];
-    KVF_TRY(check_contiguous(rig, bytes));
-    const size_t room = (arena->bytes - bytes) / PEAK_ROUND + 1;
-    size_t offset = 0;
-    for (uint32_t i = 0; i < c->warmup + c->repetitions; i++) {
-        const uint32_t at = i < c->warmup ? 0 : i - c->warmup;
-        offset = kvf_random_next(&rig->random) % room * PEAK_ROUND;
-        if (i + 1 == c->warmup + c->repetitions)
-            KVF_TRY(poison(rig));
-        const uint64_t began = kvf_now_ns();
-        KVF_TRY(write_back(rig));
-        KVF_TRY(rig->ops->event_record(rig->begin, rig->stream));
-        KVF_TRY(rig->ops->copy_through(rig->stream, rig->slots, arena->device + offset, bytes));
-        KVF_TRY(rig->ops->event_record(rig->end, rig->stream));
-        KVF_TRY(finish(rig, began, at));
-        KVF_TRY(elapsed(rig, &rig->copying[at]));
-    }
+    const size_t room = (arena->bytes - slots_bytes(rig)) / PEAK_ROUND + 1;
+    rig->offset = kvf_random_next(&rig->random) % room * PEAK_ROUND;
+    return rig->ops->copy_through(rig->stream, rig->slots, arena->device + rig->offset,
+                                  slots_bytes(rig));
+}
+
+static kvf_status verify_peak(link_rig *rig, uint64_t *verified)
+{
+    const size_t bytes = slots_bytes(rig);
     const kvf_arena *bounce = &rig->control.arenas[0];
     for (size_t done = 0, part; done < bytes; done += part) {
         part = bytes - done < bounce->bytes ? bytes - done : bounce->bytes;
         KVF_TRY(rig->ops->copy(rig->stream, bounce->device, rig->slots + done, part));
         KVF_TRY(rig->ops->stream_wait(rig->stream));
-        if (!kvf_link_is_right(bounce->host, offset + done, part))
+        if (!kvf_link_is_right(bounce->host, rig->offset + done, part))
             KVF_FAIL(rig->device->context, KVF_CORRUPT,
                      "a contiguous copy did not arrive whole after byte %zu", done);
     }
-    result->verified_bytes += bytes;
-    result->copies = 1;
+    *verified += bytes;
     return KVF_OK;
 }
 
 /* The other way: from the slots, which get the beginning of the pool first. */
-static kvf_status run_back(link_rig *rig, kvf_link_result *result)
+static kvf_status open_back(link_rig *rig)
 {
-    const kvf_link_case *c = rig->c;
-    const size_t bytes = c->pages * c->page_bytes;
     kvf_host_memory_config memory = rig->bench->config.memory;
-    KVF_TRY(check_contiguous(rig, bytes));
-    memory.bytes = memory.granule = kvf_round_up(bytes, 4096);
+    KVF_TRY(check_contiguous(rig));
+    memory.bytes = memory.granule = kvf_round_up(slots_bytes(rig), 4096);
     memory.node = rig->bench->pool_node;
-    memory.huge_pages = c->huge_pages;
+    memory.huge_pages = rig->c->huge_pages;
     KVF_TRY(kvf_host_memory_create(rig->device->context, rig->device, &memory, &rig->back_to));
-    const kvf_arena *to = &rig->back_to.arenas[0];
-    KVF_TRY(rig->ops->copy(rig->stream, rig->slots, rig->bench->pool.arenas[0].device, bytes));
-    KVF_TRY(rig->ops->stream_wait(rig->stream));
-    for (uint32_t i = 0; i < c->warmup + c->repetitions; i++) {
-        const uint32_t at = i < c->warmup ? 0 : i - c->warmup;
-        if (i + 1 == c->warmup + c->repetitions)
-            memset(to->host, 0xa5, bytes);
-        const uint64_t began = kvf_now_ns();
-        KVF_TRY(rig->ops->event_record(rig->begin, rig->stream));
-        KVF_TRY(rig->ops->copy_through(rig->stream, to->device, rig->slots, bytes));
-        KVF_TRY(rig->ops->event_record(rig->end, rig->stream));
-        KVF_TRY(finish(rig, began, at));
-        KVF_TRY(elapsed(rig, &rig->copying[at]));
-    }
-    if (!kvf_link_is_right(to->host, 0, bytes))
+    KVF_TRY(rig->ops->copy(rig->stream, rig->slots, rig->bench->pool.arenas[0].device,
+                           slots_bytes(rig)));
+    return rig->ops->stream_wait(rig->stream);
+}
+
+static kvf_status poison_host(link_rig *rig)
+{
+    memset(rig->back_to.arenas[0].host, 0xa5, slots_bytes(rig));
+    return KVF_OK;
+}
+
+static kvf_status copy_back(link_rig *rig)
+{
+    return rig->ops->copy_through(rig->stream, rig->back_to.arenas[0].device, rig->slots,
+                                  slots_bytes(rig));
+}
+
+static kvf_status verify_back(link_rig *rig, uint64_t *verified)
+{
+    if (!kvf_link_is_right(rig->back_to.arenas[0].host, 0, slots_bytes(rig)))
         KVF_FAIL(rig->device->context, KVF_CORRUPT,
-                 "a contiguous copy of %zu bytes did not reach the host whole", bytes);
-    result->verified_bytes += bytes;
-    result->copies = 1;
+                 "a contiguous copy of %zu bytes did not reach the host whole", slots_bytes(rig));
+    *verified += slots_bytes(rig);
     return KVF_OK;
 }
 
 /* ---- fetches and compute ---- */
 
-/* One step: every layer fetches, joins and computes; events stand round every fetch. */
-static kvf_status repeat_cadence(link_rig *rig, kvf_event *const *events, uint32_t at)
+static kvf_status open_cadence(link_rig *rig)
 {
+    const size_t count = 2 * (size_t)rig->lists;
+    KVF_TRY(open_engine(rig));
+    rig->events = kvf_alloc(rig->device->context, count, sizeof *rig->events);
+    if (!rig->events)
+        KVF_FAIL(rig->device->context, KVF_OUT_OF_MEMORY, "no memory for %zu events", count);
+    for (size_t i = 0; i < count; i++)
+        KVF_TRY(rig->ops->event_create_timed(rig->device, &rig->events[i]));
+    return open_compute(rig, rig->c->gap_ns);
+}
+
+/* One step: every layer fetches, joins and computes; events stand round every fetch. */
+static kvf_status repeat_cadence(link_rig *rig, uint32_t at)
+{
+    kvf_event *const *events = rig->events;
     const uint64_t began = kvf_now_ns();
     KVF_TRY(write_back(rig));
     for (uint32_t l = 0; l < rig->lists; l++) {
@@ -798,163 +799,111 @@ static kvf_status repeat_cadence(link_rig *rig, kvf_event *const *events, uint32
     return KVF_OK;
 }
 
-static kvf_status run_cadence(link_rig *rig, kvf_event **events, kvf_link_result *result)
+static kvf_status open_tax(link_rig *rig)
 {
-    const kvf_link_case *c = rig->c;
-    for (uint32_t i = 0; i < 2 * rig->lists; i++)
-        KVF_TRY(rig->ops->event_create_timed(rig->device, &events[i]));
-    KVF_TRY(open_compute(rig, c->gap_ns));
-    for (uint32_t i = 0; i < c->warmup + c->repetitions; i++) {
-        KVF_TRY(prepare(rig));
-        if (i + 1 == c->warmup + c->repetitions)
-            KVF_TRY(poison(rig));
-        KVF_TRY(repeat_cadence(rig, events, i < c->warmup ? 0 : i - c->warmup));
-    }
-    KVF_TRY(verify(rig, rig->lists - 1, &result->verified_bytes));
-    result->bytes *= rig->lists;
-    return KVF_OK;
-}
-
-static kvf_status with_events(link_rig *rig, kvf_link_result *result)
-{
-    kvf_context *context = rig->device->context;
-    const size_t count = 2 * (size_t)rig->lists;
-    kvf_event **events = kvf_alloc(context, count, sizeof(kvf_event *));
-    if (!events)
-        KVF_FAIL(context, KVF_OUT_OF_MEMORY, "no memory for %zu events", count);
-    kvf_status status = run_cadence(rig, events, result);
-    (void)rig->ops->stream_wait(rig->stream);
-    for (size_t i = 0; i < count; i++)
-        rig->ops->event_destroy(events[i]);
-    kvf_free(context, events);
-    return status;
-}
-
-/* Compute on one stream; on another as many fetches as take at least as long. */
-static kvf_status repeat_tax(link_rig *rig, kvf_stream *other, uint32_t fetches, uint32_t at)
-{
-    for (int beside = 0; beside < 2; beside++) {
-        for (uint32_t f = 0; beside && f < fetches; f++)
-            KVF_TRY(fetch(rig, 0, other));
-        KVF_TRY(rig->ops->event_record(rig->begin, rig->stream));
-        KVF_TRY(enqueue_compute(rig, rig->stream));
-        KVF_TRY(rig->ops->event_record(rig->end, rig->stream));
-        KVF_TRY(rig->ops->stream_wait(rig->stream));
-        KVF_TRY(elapsed(rig, beside ? &rig->total[at] : &rig->alone[at]));
-        KVF_TRY(rig->ops->stream_wait(other));
-    }
-    return KVF_OK;
-}
-
-static kvf_status run_tax(link_rig *rig, kvf_stream *other, kvf_link_result *result)
-{
-    const kvf_link_case *c = rig->c;
+    KVF_TRY(open_engine(rig));
+    KVF_TRY(rig->ops->stream_create(rig->device, KVF_PRIORITY_NORMAL, &rig->other));
     KVF_TRY(prepare(rig));
     KVF_TRY(repeat_both(rig, 0));
     KVF_TRY(repeat_both(rig, 0)); /* warm */
     const uint64_t fetch_ns = rig->total[0] > 0 ? rig->total[0] : 1;
     /* Long enough that the first fetch, which has a head start, does not count. */
-    const uint64_t length_ns = c->gap_ns > 4 * fetch_ns ? c->gap_ns : 4 * fetch_ns;
-    const uint32_t fetches = (uint32_t)(2 * length_ns / fetch_ns) + 1;
-    KVF_TRY(open_compute(rig, length_ns));
-    for (uint32_t i = 0; i < c->warmup + c->repetitions; i++) {
-        KVF_TRY(prepare(rig));
-        if (i + 1 == c->warmup + c->repetitions)
-            KVF_TRY(poison(rig));
-        KVF_TRY(repeat_tax(rig, other, fetches, i < c->warmup ? 0 : i - c->warmup));
-    }
-    return verify(rig, 0, &result->verified_bytes);
+    const uint64_t length_ns = rig->c->gap_ns > 4 * fetch_ns ? rig->c->gap_ns : 4 * fetch_ns;
+    rig->fetches = (uint32_t)(2 * length_ns / fetch_ns) + 1;
+    return open_compute(rig, length_ns);
 }
 
-static kvf_status with_stream(link_rig *rig, kvf_link_result *result)
+/* Compute on one stream; on another as many fetches as take at least as long. */
+static kvf_status repeat_tax(link_rig *rig, uint32_t at)
 {
-    kvf_stream *other = NULL;
-    KVF_TRY(rig->ops->stream_create(rig->device, KVF_PRIORITY_NORMAL, &other));
-    kvf_status status = run_tax(rig, other, result);
-    rig->ops->stream_destroy(other);
-    return status;
-}
-
-static kvf_status run_both(link_rig *rig, kvf_link_result *result)
-{
-    const kvf_link_case *c = rig->c;
-    for (uint32_t i = 0; i < c->warmup + c->repetitions; i++) {
-        const bool is_verified = i == 0 || i + 1 == c->warmup + c->repetitions;
-        KVF_TRY(prepare(rig));
-        if (is_verified)
-            KVF_TRY(poison(rig));
-        KVF_TRY(repeat_both(rig, i < c->warmup ? 0 : i - c->warmup));
-        if (is_verified)
-            KVF_TRY(verify(rig, 0, &result->verified_bytes));
+    for (int beside = 0; beside < 2; beside++) {
+        for (uint32_t f = 0; beside && f < rig->fetches; f++)
+            KVF_TRY(fetch(rig, 0, rig->other));
+        KVF_TRY(rig->ops->event_record(rig->begin, rig->stream));
+        KVF_TRY(enqueue_compute(rig, rig->stream));
+        KVF_TRY(rig->ops->event_record(rig->end, rig->stream));
+        KVF_TRY(rig->ops->stream_wait(rig->stream));
+        KVF_TRY(elapsed(rig, beside ? &rig->total[at] : &rig->alone[at]));
+        KVF_TRY(rig->ops->stream_wait(rig->other));
     }
     return KVF_OK;
 }
 
-/* Copies per repetition, and what the engine took. */
+/* ---- kinds ---- */
+
+static const link_kind kinds[] = {
+    [KVF_LINK_BOTH] = {open_engine, poison_slots, repeat_both, verify_slots,
+                       .is_verified_first = true, .writes_back = true},
+    [KVF_LINK_GATHER] = {open_ring, NULL, repeat_staging, verify_staging,
+                         .is_verified_first = true},
+    [KVF_LINK_MEMCPY] = {open_ring, NULL, repeat_staging, verify_staging,
+                         .is_verified_first = true},
+    [KVF_LINK_COPY] = {open_ring, poison_slots, repeat_copies, verify_ring, copy_ring,
+                       .writes_back = true},
+    [KVF_LINK_PEAK] = {check_contiguous, poison_slots, repeat_copies, verify_peak, copy_peak,
+                       .keeps_pages = true, .writes_back = true},
+    [KVF_LINK_BACK] = {open_back, poison_host, repeat_copies, verify_back, copy_back,
+                       .keeps_pages = true, .writes_back = true},
+    [KVF_LINK_CADENCE] = {open_cadence, poison_slots, repeat_cadence, verify_slots,
+                          .writes_back = true},
+    [KVF_LINK_TAX] = {open_tax, poison_slots, repeat_tax, verify_slots},
+};
+
+static kvf_status repeat_all(link_rig *rig, uint64_t *verified)
+{
+    const link_kind *kind = rig->kind;
+    const uint32_t warmup = rig->c->warmup, all = warmup + rig->c->repetitions;
+    for (uint32_t i = 0; i < all; i++) {
+        const bool is_verified = i + 1 == all || (i == 0 && kind->is_verified_first);
+        if (!kind->keeps_pages)
+            KVF_TRY(prepare(rig));
+        if (is_verified && kind->poison)
+            KVF_TRY(kind->poison(rig));
+        KVF_TRY(kind->repeat(rig, i < warmup ? 0 : i - warmup));
+        if (is_verified)
+            KVF_TRY(kind->verify(rig, verified));
+    }
+    return KVF_OK;
+}
+
+/* Bytes and copies per repetition, and what the engine or the ring took. */
 static void describe(const link_rig *rig, kvf_link_result *result)
 {
-    kvf_transfer_shape shape;
-    if (!rig->engine)
-        return;
-    kvf_transfer_shape_read(rig->engine, &shape);
+    const kvf_link_case *c = rig->c;
+    const link_ring *ring = &rig->ring;
+    kvf_transfer_shape shape = {.depth = ring->depth,
+                                .chunk_bytes = ring->per_chunk * c->page_bytes};
+    if (rig->engine)
+        kvf_transfer_shape_read(rig->engine, &shape);
+    else if (c->what == KVF_LINK_COPY)
+        shape.pages_per_copy = ring->per_chunk;
+    else
+        shape.workers = ring->workers;
+    result->bytes = (uint64_t)rig->lists * slots_bytes(rig);
     result->workers = shape.workers;
     result->depth = shape.depth;
     result->blocks = shape.blocks;
     result->chunk_bytes = shape.chunk_bytes;
-    result->copies = rig->lists;
+    result->copies = shape.workers && ring->depth ? 0 : rig->lists;
     if (shape.pages_per_copy)
-        result->copies *= kvf_div_ceil_u32(rig->c->pages, shape.pages_per_copy);
-}
-
-static kvf_status run_kind(link_rig *rig, kvf_link_result *result)
-{
-    kvf_status status;
-    result->bytes = (uint64_t)rig->c->pages * rig->c->page_bytes;
-    switch (rig->c->what) {
-    case KVF_LINK_GATHER:
-    case KVF_LINK_MEMCPY:
-    case KVF_LINK_COPY:
-        status = run_part(rig, result);
-        break;
-    case KVF_LINK_PEAK:
-        status = run_peak(rig, result);
-        break;
-    case KVF_LINK_BACK:
-        status = run_back(rig, result);
-        break;
-    case KVF_LINK_CADENCE:
-        status = with_events(rig, result);
-        break;
-    case KVF_LINK_TAX:
-        status = with_stream(rig, result);
-        break;
-    default:
-        status = run_both(rig, result);
-        break;
-    }
-    describe(rig, result);
-    return status;
+        result->copies *= kvf_div_ceil_u32(c->pages, shape.pages_per_copy);
 }
 
 static void sum_up(link_rig *rig, uint64_t *samples_ns, kvf_link_result *result)
 {
-    const kvf_link_case *c = rig->c;
-    const uint32_t n = c->repetitions;
-    const int times_copies = c->what == KVF_LINK_BOTH || c->what == KVF_LINK_COPY ||
-                             c->what == KVF_LINK_PEAK || c->what == KVF_LINK_BACK;
-    const int gathers =
-        c->what == KVF_LINK_GATHER || (c->what == KVF_LINK_BOTH && result->workers > 0);
+    const kvf_link_what what = rig->c->what;
+    const uint32_t n = rig->c->repetitions;
+    const bool is_both = what == KVF_LINK_BOTH;
+    const bool gathers = what == KVF_LINK_GATHER || (is_both && result->workers > 0);
     if (samples_ns)
         memcpy(samples_ns, rig->total, n * sizeof *samples_ns);
     kvf_link_times_sum_up(rig->total, n, &result->total);
-    kvf_link_times_sum_up(rig->copying, times_copies ? n : 0, &result->copying);
+    kvf_link_times_sum_up(rig->copying, is_both || rig->kind->copy ? n : 0, &result->copying);
     kvf_link_times_sum_up(rig->gather, gathers ? n : 0, &result->gather);
-    kvf_link_times_sum_up(rig->alone, c->what == KVF_LINK_TAX ? n : 0, &result->alone);
-    kvf_link_times_sum_up(rig->fetch, c->what == KVF_LINK_CADENCE ? n * rig->lists : 0,
+    kvf_link_times_sum_up(rig->alone, what == KVF_LINK_TAX ? n : 0, &result->alone);
+    kvf_link_times_sum_up(rig->fetch, what == KVF_LINK_CADENCE ? n * rig->lists : 0,
                           &result->fetch);
-    const int writes_back =
-        c->what != KVF_LINK_GATHER && c->what != KVF_LINK_MEMCPY && c->what != KVF_LINK_TAX;
-    result->writeback_bytes = writes_back ? rig->back_bytes * c->repetitions : 0;
+    result->writeback_bytes = rig->kind->writes_back ? rig->back_bytes * n : 0;
 }
 
 kvf_status kvf_link_run(kvf_link *bench, const kvf_link_case *c, uint64_t *samples_ns,
@@ -963,6 +912,7 @@ kvf_status kvf_link_run(kvf_link *bench, const kvf_link_case *c, uint64_t *sampl
     KVF_TRY(make_pool(bench, c));
     link_rig rig = {.bench = bench,
                     .c = c,
+                    .kind = &kinds[c->what],
                     .device = bench->device,
                     .ops = bench->device->ops,
                     .lists = c->what == KVF_LINK_CADENCE ? c->layers : 1};
@@ -971,9 +921,11 @@ kvf_status kvf_link_run(kvf_link *bench, const kvf_link_case *c, uint64_t *sampl
     result->numa_node = arena->bound ? bench->pool_node : -1;
     kvf_status status = open_rig(&rig);
     if (status == KVF_OK)
-        status = run_kind(&rig, result);
-    if (status == KVF_OK)
+        status = repeat_all(&rig, &result->verified_bytes);
+    if (status == KVF_OK) {
+        describe(&rig, result);
         sum_up(&rig, samples_ns, result);
+    }
     close_rig(&rig);
     return status;
 }
