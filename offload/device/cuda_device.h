@@ -148,6 +148,9 @@ typedef struct kvf_cuda_caller {
 /* Make the device current; kvf_cuda_leave undoes it. KVF_DEVICE_FAILED once the device is lost. */
 KVF_CHECKED kvf_status kvf_cuda_enter(kvf_cuda_device *device, kvf_cuda_caller *before);
 void kvf_cuda_leave(const kvf_cuda_device *device, kvf_cuda_caller before);
+/* The same after a call of CUDA, whose answer is kvf_cuda_failed's. */
+kvf_status kvf_cuda_leave_after(kvf_cuda_device *device, kvf_cuda_caller before, cudaError_t error,
+                                const char *what);
 /* The same for calls that CUDA forbids every thread while any is in a capture of global mode, as
  * PyTorch's are: waits, looks at events, memory. They have no part in what is captured, and to be
  * refused would make that capture void. */

@@ -178,6 +178,14 @@ void kvf_cuda_leave(const kvf_cuda_device *device, kvf_cuda_caller before)
         (void)cudaGetLastError();
 }
 
+kvf_status kvf_cuda_leave_after(kvf_cuda_device *device, kvf_cuda_caller before, cudaError_t error,
+                                const char *what)
+{
+    const kvf_status status = kvf_cuda_failed(device, error, what);
+    kvf_cuda_leave(device, before);
+    return status;
+}
+
 int kvf_cuda_count(char text[256])
 {
     int count = 0, driver = 0;

@@ -88,13 +88,11 @@ kvf_status kvf_cuda_capture_begin(kvf_stream *base)
                  "another stream of this device is being recorded; end that first");
     }
     kvf_status status = kvf_cuda_enter(device, &before);
-    if (status == KVF_OK) {
-        /* Relaxed: whoever records may still look at events of work that is not recorded. */
-        status =
-            kvf_cuda_failed(device, cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed),
-                            "recording could not begin");
-        kvf_cuda_leave(device, before);
-    }
+    /* Relaxed: whoever records may still look at events of work that is not recorded. */
+    if (status == KVF_OK)
+        status = kvf_cuda_leave_after(device, before,
+                                      cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed),
+                                      "recording could not begin");
     if (status != KVF_OK)
         free_graph(end_recording(device));
     return status;
@@ -149,11 +147,9 @@ kvf_status kvf_cuda_graph_launch(kvf_graph *graph, kvf_stream *base)
     kvf_cuda_device *device = graph->device;
     kvf_cuda_caller before;
     KVF_TRY(kvf_cuda_enter(device, &before));
-    const kvf_status status =
-        kvf_cuda_failed(device, cudaGraphLaunch(graph->runnable, kvf_cuda_of_stream(base)->handle),
-                        "a graph could not be launched");
-    kvf_cuda_leave(device, before);
-    return status;
+    return kvf_cuda_leave_after(device, before,
+                                cudaGraphLaunch(graph->runnable, kvf_cuda_of_stream(base)->handle),
+                                "a graph could not be launched");
 }
 
 void kvf_cuda_graph_destroy(kvf_graph *graph)
@@ -162,8 +158,7 @@ void kvf_cuda_graph_destroy(kvf_graph *graph)
     if (!graph)
         return;
     kvf_cuda_enter_release(graph->device, &before);
-    (void)kvf_cuda_failed(graph->device, cudaGraphExecDestroy(graph->runnable),
-                          "a graph could not be destroyed");
-    kvf_cuda_leave(graph->device, before);
+    (void)kvf_cuda_leave_after(graph->device, before, cudaGraphExecDestroy(graph->runnable),
+                               "a graph could not be destroyed");
     free_graph(graph);
 }

@@ -86,8 +86,7 @@ static void free_block(kvf_device *base, void *pointer, block_kind kind,
     kvf_cuda_block *block = take(device, pointer, kind);
     KVF_ASSERT(block);
     kvf_cuda_enter_release(device, &before);
-    (void)kvf_cuda_failed(device, give_back(block->pointer), failure);
-    kvf_cuda_leave(device, before);
+    (void)kvf_cuda_leave_after(device, before, give_back(block->pointer), failure);
     kvf_free(base->context, block);
 }
 

@@ -155,13 +155,12 @@ kvf_status kvf_cuda_stream_create(kvf_device *base, kvf_stream_priority priority
                                   (device->priority_low + device->priority_high) / 2,
                               [KVF_PRIORITY_HIGH] = device->priority_high};
     kvf_status status = kvf_cuda_enter(device, &before);
-    if (status == KVF_OK) {
-        status = kvf_cuda_failed(device,
+    if (status == KVF_OK)
+        status =
+            kvf_cuda_leave_after(device, before,
                                  cudaStreamCreateWithPriority(
                                      &stream->handle, cudaStreamNonBlocking, priorities[priority]),
                                  "a stream could not be created");
-        kvf_cuda_leave(device, before);
-    }
     if (status != KVF_OK) {
         give_index(device, stream);
         free_stream(stream);
@@ -193,9 +192,8 @@ kvf_status kvf_cuda_stream_wait(kvf_stream *base)
     kvf_cuda_device *device = kvf_cuda_device_of(base);
     kvf_cuda_caller before;
     KVF_TRY(kvf_cuda_enter_relaxed(device, &before));
-    const kvf_status status =
-        kvf_cuda_failed(device, cudaStreamSynchronize(stream->handle), "work on a stream failed");
-    kvf_cuda_leave(device, before);
+    const kvf_status status = kvf_cuda_leave_after(
+        device, before, cudaStreamSynchronize(stream->handle), "work on a stream failed");
     return status != KVF_OK ? status : status_of(device, &stream->sticky, &stream->upstream);
 }
 
@@ -249,11 +247,10 @@ static kvf_status create_event(kvf_device *base, unsigned flags, kvf_event **out
         KVF_FAIL(context, KVF_OUT_OF_MEMORY, "no memory for an event (%zu bytes)", sizeof *event);
     event->base.device = base;
     kvf_status status = kvf_cuda_enter(device, &before);
-    if (status == KVF_OK) {
-        status = kvf_cuda_failed(device, cudaEventCreateWithFlags(&event->handle, flags),
+    if (status == KVF_OK)
+        status =
+            kvf_cuda_leave_after(device, before, cudaEventCreateWithFlags(&event->handle, flags),
                                  "an event could not be created");
-        kvf_cuda_leave(device, before);
-    }
     if (status != KVF_OK) {
         kvf_free(context, event);
         return status;
@@ -287,9 +284,8 @@ void kvf_cuda_event_destroy(kvf_event *base)
     kvf_cuda_event *event = of_event(base);
     kvf_cuda_device *device = kvf_cuda_of(base->device);
     kvf_cuda_enter_release(device, &before);
-    (void)kvf_cuda_failed(device, cudaEventDestroy(event->handle),
-                          "an event could not be destroyed");
-    kvf_cuda_leave(device, before);
+    (void)kvf_cuda_leave_after(device, before, cudaEventDestroy(event->handle),
+                               "an event could not be destroyed");
     pthread_mutex_lock(&device->lock);
     *event->link = event->next;
     if (event->next)
@@ -305,9 +301,9 @@ kvf_status kvf_cuda_event_record(kvf_event *base, kvf_stream *stream_base)
     kvf_cuda_device *device = kvf_cuda_of(base->device);
     kvf_cuda_caller before;
     KVF_TRY(kvf_cuda_enter(device, &before));
-    const kvf_status status = kvf_cuda_failed(
-        device, cudaEventRecord(event->handle, stream->handle), "an event could not be recorded");
-    kvf_cuda_leave(device, before);
+    const kvf_status status =
+        kvf_cuda_leave_after(device, before, cudaEventRecord(event->handle, stream->handle),
+                             "an event could not be recorded");
     if (atomic_load(&event->sticky.status) != KVF_OK) { /* it was of an earlier record */
         pthread_mutex_lock(&device->lock);
         event->sticky.error.status = KVF_OK;
@@ -325,10 +321,9 @@ kvf_status kvf_cuda_stream_wait_event(kvf_stream *stream_base, kvf_event *base)
     kvf_cuda_device *device = kvf_cuda_of(base->device);
     kvf_cuda_caller before;
     KVF_TRY(kvf_cuda_enter(device, &before));
-    const kvf_status status = kvf_cuda_failed(
-        device, cudaStreamWaitEvent(stream->handle, event->handle, cudaEventWaitDefault),
+    const kvf_status status = kvf_cuda_leave_after(
+        device, before, cudaStreamWaitEvent(stream->handle, event->handle, cudaEventWaitDefault),
         "a stream could not wait for an event");
-    kvf_cuda_leave(device, before);
     set_join(&stream->upstream, &event->upstream);
     if (atomic_load(&event->sticky.status) != KVF_OK) {
         pthread_mutex_lock(&device->lock);
@@ -344,9 +339,8 @@ kvf_status kvf_cuda_event_wait(kvf_event *base)
     kvf_cuda_device *device = kvf_cuda_of(base->device);
     kvf_cuda_caller before;
     KVF_TRY(kvf_cuda_enter_relaxed(device, &before));
-    const kvf_status status =
-        kvf_cuda_failed(device, cudaEventSynchronize(event->handle), "work before an event failed");
-    kvf_cuda_leave(device, before);
+    const kvf_status status = kvf_cuda_leave_after(
+        device, before, cudaEventSynchronize(event->handle), "work before an event failed");
     return status != KVF_OK ? status : status_of(device, &event->sticky, &event->upstream);
 }
 

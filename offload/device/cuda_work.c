@@ -43,7 +43,7 @@ static cudaError_t delay(kvf_cuda_stream *stream)
                               (void *)(uintptr_t)((x >> 40) % DELAY_NS_MAX));
 }
 
-/* Make the device current and pause now and then. Ends in leave_after. */
+/* Make the device current and pause now and then. Ends in kvf_cuda_leave_after. */
 static kvf_status enter(kvf_cuda_stream *stream, kvf_cuda_caller *before)
 {
     kvf_cuda_device *device = kvf_cuda_device_of(&stream->base);
@@ -52,15 +52,6 @@ static kvf_status enter(kvf_cuda_stream *stream, kvf_cuda_caller *before)
         kvf_cuda_failed(device, delay(stream), "a pause could not be enqueued");
     if (status != KVF_OK)
         kvf_cuda_leave(device, *before);
-    return status;
-}
-
-static kvf_status leave_after(kvf_cuda_stream *stream, kvf_cuda_caller before, cudaError_t error,
-                              const char *what)
-{
-    kvf_cuda_device *device = kvf_cuda_device_of(&stream->base);
-    const kvf_status status = kvf_cuda_failed(device, error, what);
-    kvf_cuda_leave(device, before);
     return status;
 }
 
@@ -73,9 +64,9 @@ kvf_status kvf_cuda_copy(kvf_stream *base, void *to, const void *from, size_t by
     if (bytes == 0)
         return KVF_OK;
     KVF_TRY(enter(stream, &before));
-    return leave_after(stream, before,
-                       cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream->handle),
-                       "a copy could not be enqueued");
+    return kvf_cuda_leave_after(kvf_cuda_device_of(base), before,
+                                cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream->handle),
+                                "a copy could not be enqueued");
 }
 
 kvf_status kvf_cuda_copy_batch(kvf_stream *base, void *const *to, const void *const *from,
@@ -101,8 +92,8 @@ kvf_status kvf_cuda_copy_batch(kvf_stream *base, void *const *to, const void *co
                  "this driver loses a batch of copies that is recorded in a graph (13.1 is the "
                  "first that does not); use transfer mapped");
     KVF_TRY(enter(stream, &before));
-    return leave_after(
-        stream, before,
+    return kvf_cuda_leave_after(
+        kvf_cuda_device_of(base), before,
         kvf_cuda_driver_batch(&device->driver, to, from, bytes, count, stream->handle),
         "a batch of copies could not be enqueued");
 }
@@ -114,8 +105,9 @@ kvf_status kvf_cuda_fill(kvf_stream *base, void *to, int byte, size_t bytes)
     if (bytes == 0)
         return KVF_OK;
     KVF_TRY(enter(stream, &before));
-    return leave_after(stream, before, cudaMemsetAsync(to, byte, bytes, stream->handle),
-                       "a fill could not be enqueued");
+    return kvf_cuda_leave_after(kvf_cuda_device_of(base), before,
+                                cudaMemsetAsync(to, byte, bytes, stream->handle),
+                                "a fill could not be enqueued");
 }
 
 /* ---- kernels ---- */
@@ -130,8 +122,9 @@ kvf_status kvf_cuda_launch_tasks(kvf_stream *base, kvf_task_fn kernel, const voi
     if (tasks == 0)
         return KVF_OK;
     KVF_TRY(enter(stream, &before));
-    return leave_after(stream, before, (cudaError_t)launch(args, tasks, stream->handle),
-                       "a kernel could not be launched");
+    return kvf_cuda_leave_after(kvf_cuda_device_of(base), before,
+                                (cudaError_t)launch(args, tasks, stream->handle),
+                                "a kernel could not be launched");
 }
 
 /* ---- host calls ---- */
@@ -250,5 +243,5 @@ kvf_status kvf_cuda_host_call(kvf_stream *base, kvf_task_fn fn, const void *args
     const cudaError_t error = cudaLaunchHostFunc(stream->handle, run_call, call);
     if (error != cudaSuccess && call->stream)
         give_call(stream);
-    return leave_after(stream, before, error, "a host call could not be enqueued");
+    return kvf_cuda_leave_after(device, before, error, "a host call could not be enqueued");
 }
