@@ -235,8 +235,9 @@ static kvf_cuda_event *of_event(kvf_event *event)
     return (kvf_cuda_event *)(void *)event;
 }
 
-static kvf_status create_event(kvf_device *base, unsigned flags, kvf_event **out)
+kvf_status kvf_cuda_event_create(kvf_device *base, bool is_timed, kvf_event **out)
 {
+    const unsigned flags = is_timed ? cudaEventDefault : cudaEventDisableTiming;
     kvf_cuda_device *device = kvf_cuda_of(base);
     kvf_context *context = base->context;
     kvf_cuda_caller before;
@@ -264,16 +265,6 @@ static kvf_status create_event(kvf_device *base, unsigned flags, kvf_event **out
     pthread_mutex_unlock(&device->lock);
     *out = &event->base;
     return KVF_OK;
-}
-
-kvf_status kvf_cuda_event_create(kvf_device *device, kvf_event **out)
-{
-    return create_event(device, cudaEventDisableTiming, out);
-}
-
-kvf_status kvf_cuda_event_create_timed(kvf_device *device, kvf_event **out)
-{
-    return create_event(device, cudaEventDefault, out);
 }
 
 void kvf_cuda_event_destroy(kvf_event *base)

@@ -87,8 +87,7 @@ typedef struct kvf_device_ops {
     kvf_status (*stream_wait)(kvf_stream *stream);
     /* An event that only orders, or one that tells the time as well: on CUDA that costs every
      * record a write after all that comes before. */
-    kvf_status (*event_create)(kvf_device *device, kvf_event **out);
-    kvf_status (*event_create_timed)(kvf_device *device, kvf_event **out);
+    kvf_status (*event_create)(kvf_device *device, bool is_timed, kvf_event **out);
     void (*event_destroy)(kvf_event *event); /* NULL is fine; never while work refers to it */
     kvf_status (*event_record)(kvf_event *event, kvf_stream *stream);
     /* Waits for the record that was enqueued last before this call. */

@@ -63,7 +63,6 @@ static const kvf_device_ops cuda_ops = {
     .stream_destroy = kvf_cuda_stream_destroy,
     .stream_wait = kvf_cuda_stream_wait,
     .event_create = kvf_cuda_event_create,
-    .event_create_timed = kvf_cuda_event_create_timed,
     .event_destroy = kvf_cuda_event_destroy,
     .event_record = kvf_cuda_event_record,
     .stream_wait_event = kvf_cuda_stream_wait_event,

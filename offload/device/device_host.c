@@ -230,7 +230,6 @@ static const kvf_device_ops host_ops = {
     .stream_destroy = kvf_host_stream_destroy,
     .stream_wait = kvf_host_stream_wait,
     .event_create = kvf_host_event_create,
-    .event_create_timed = kvf_host_event_create_timed,
     .event_destroy = kvf_host_event_destroy,
     .event_record = kvf_host_event_record,
     .stream_wait_event = kvf_host_stream_wait_event,

@@ -98,7 +98,7 @@ kvf_status kvf_host_event_await(kvf_event *base, uint64_t generation)
     return kvf_fail_again(base->device->context, status, &event->error);
 }
 
-static kvf_status create(kvf_device *device, bool is_timed, kvf_event **out)
+kvf_status kvf_host_event_create(kvf_device *device, bool is_timed, kvf_event **out)
 {
     *out = NULL;
     kvf_context *context = device->context;
@@ -116,16 +116,6 @@ static kvf_status create(kvf_device *device, bool is_timed, kvf_event **out)
     }
     *out = &event->base;
     return KVF_OK;
-}
-
-kvf_status kvf_host_event_create(kvf_device *device, kvf_event **out)
-{
-    return create(device, false, out);
-}
-
-kvf_status kvf_host_event_create_timed(kvf_device *device, kvf_event **out)
-{
-    return create(device, true, out);
 }
 
 void kvf_host_event_destroy(kvf_event *base)

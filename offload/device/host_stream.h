@@ -32,8 +32,7 @@ kvf_status kvf_host_stream_create(kvf_device *device, kvf_stream_priority priori
                                   kvf_stream **out);
 void kvf_host_stream_destroy(kvf_stream *stream);
 kvf_status kvf_host_stream_wait(kvf_stream *stream);
-kvf_status kvf_host_event_create(kvf_device *device, kvf_event **out);
-kvf_status kvf_host_event_create_timed(kvf_device *device, kvf_event **out);
+kvf_status kvf_host_event_create(kvf_device *device, bool is_timed, kvf_event **out);
 void kvf_host_event_destroy(kvf_event *event);
 kvf_status kvf_host_event_record(kvf_event *event, kvf_stream *stream);
 kvf_status kvf_host_stream_wait_event(kvf_stream *stream, kvf_event *event);

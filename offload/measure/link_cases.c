@@ -338,8 +338,8 @@ static kvf_status open_rig(link_rig *rig)
             (unsigned long long)c->pool_bytes, (unsigned long long)rig->pool_pages, c->page_bytes,
             c->pages);
     KVF_TRY(rig->ops->stream_create(device, KVF_PRIORITY_NORMAL, &rig->stream));
-    KVF_TRY(rig->ops->event_create_timed(device, &rig->begin));
-    KVF_TRY(rig->ops->event_create_timed(device, &rig->end));
+    KVF_TRY(rig->ops->event_create(device, true, &rig->begin));
+    KVF_TRY(rig->ops->event_create(device, true, &rig->end));
     KVF_TRY(open_samples(rig));
     KVF_TRY(open_memory(rig));
     KVF_TRY(open_write_back(rig));
@@ -776,7 +776,7 @@ static kvf_status open_cadence(link_rig *rig)
     if (!rig->events)
         KVF_FAIL(rig->device->context, KVF_OUT_OF_MEMORY, "no memory for %zu events", count);
     for (size_t i = 0; i < count; i++)
-        KVF_TRY(rig->ops->event_create_timed(rig->device, &rig->events[i]));
+        KVF_TRY(rig->ops->event_create(rig->device, true, &rig->events[i]));
     return open_compute(rig, rig->c->gap_ns);
 }
 

@@ -41,7 +41,8 @@ static kvf_status fill_ring(kvf_staging *staging)
                                              .device = arena->device + offset,
                                              .bytes = staging->chunk_bytes,
                                              .index = i};
-        KVF_TRY(staging->device->ops->event_create(staging->device, &staging->ring[i].copied));
+        KVF_TRY(
+            staging->device->ops->event_create(staging->device, false, &staging->ring[i].copied));
     }
     return KVF_OK;
 }

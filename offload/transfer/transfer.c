@@ -556,13 +556,13 @@ static kvf_status create_events(kvf_transfer_engine *engine)
     for (uint32_t i = 0; i < engine->slot_count; i++) {
         kvf_transfer_slot *slot = &engine->slots[i];
         if (uses_thread(engine) && !engine->shares)
-            KVF_TRY(ops->event_create(device, &slot->sent));
+            KVF_TRY(ops->event_create(device, false, &slot->sent));
         if (!engine->on_device)
             continue;
-        KVF_TRY(ops->event_create(device, &slot->begin));
-        KVF_TRY(ops->event_create(device, &slot->arrived));
-        KVF_TRY(ops->event_create(device, &slot->recorded_begin));
-        KVF_TRY(ops->event_create(device, &slot->recorded_arrived));
+        KVF_TRY(ops->event_create(device, false, &slot->begin));
+        KVF_TRY(ops->event_create(device, false, &slot->arrived));
+        KVF_TRY(ops->event_create(device, false, &slot->recorded_begin));
+        KVF_TRY(ops->event_create(device, false, &slot->recorded_arrived));
     }
     if (engine->on_device)
         KVF_TRY(ops->stream_create(device, KVF_PRIORITY_HIGH, &engine->read_stream));

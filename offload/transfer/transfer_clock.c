@@ -14,8 +14,8 @@ kvf_status kvf_transfer_clocks_create(kvf_transfer_engine *engine)
 {
     kvf_device *device = engine->device;
     for (uint32_t i = 0; i < KVF_TRANSFER_CLOCKS; i++) {
-        KVF_TRY(device->ops->event_create_timed(device, &engine->clocks[i].begin));
-        KVF_TRY(device->ops->event_create_timed(device, &engine->clocks[i].end));
+        KVF_TRY(device->ops->event_create(device, true, &engine->clocks[i].begin));
+        KVF_TRY(device->ops->event_create(device, true, &engine->clocks[i].end));
     }
     return KVF_OK;
 }

@@ -90,7 +90,7 @@ static kvf_status take_order(kvf_cache *cache)
     const kvf_device_ops *ops = cache->device->ops;
     kvf_order *order = &cache->order;
     for (uint32_t i = 0; i < KVF_FRAMES; i++)
-        KVF_TRY(ops->event_create(cache->device, &order->frames[i].done));
+        KVF_TRY(ops->event_create(cache->device, false, &order->frames[i].done));
     return KVF_OK;
 }
 

@@ -253,8 +253,8 @@ static kvf_status take_pool(kvf_kv_group *kv_group)
                                      .groups = kv_group->config.layers + 1,
                                      .drain = drain,
                                      .user = kv_group};
-    KVF_TRY(kv_group->device->ops->event_create(kv_group->device, &kv_group->chosen));
-    KVF_TRY(kv_group->device->ops->event_create(kv_group->device, &kv_group->placed));
+    KVF_TRY(kv_group->device->ops->event_create(kv_group->device, false, &kv_group->chosen));
+    KVF_TRY(kv_group->device->ops->event_create(kv_group->device, false, &kv_group->placed));
     return kvf_page_pool_create(kv_group->context, kv_group->device, &memory, &disk, block,
                                 d->block_count, &kv_group->pool);
 }
@@ -279,8 +279,8 @@ kvf_status kvf_kv_group_open(kvf_kv_group *kv_group)
     const kvf_device_ops *ops = kv_group->device->ops;
     KVF_TRY(take_pages(kv_group));
     KVF_TRY(ops->stream_create(kv_group->device, KVF_PRIORITY_LOW, &kv_group->writeback));
-    KVF_TRY(ops->event_create(kv_group->device, &kv_group->sealed));
-    return ops->event_create(kv_group->device, &kv_group->written);
+    KVF_TRY(ops->event_create(kv_group->device, false, &kv_group->sealed));
+    return ops->event_create(kv_group->device, false, &kv_group->written);
 }
 
 void kvf_kv_group_close(kvf_kv_group *kv_group)

@@ -212,7 +212,7 @@ static kvf_status open_prune(kvf_prune *prune, const kvf_prune_config *config)
     KVF_TRY(check_window(prune));
     KVF_TRY(take_pinned(prune));
     KVF_TRY(take_device(prune));
-    return prune->cache->device->ops->event_create(prune->cache->device, &prune->retained);
+    return prune->cache->device->ops->event_create(prune->cache->device, false, &prune->retained);
 }
 
 kvf_status kvf_pruner_open(kvf_cache *cache, const kvf_prune_config *config, kvf_prune **out)

@@ -294,7 +294,7 @@ static kvf_status take_memory(restoring *r)
     if (!r->pieces.of || !r->pieces.blocks)
         KVF_FAIL(r->cache->context, KVF_OUT_OF_MEMORY, "no memory to list %zu pieces of %s", pieces,
                  r->file.path);
-    KVF_TRY(r->cache->device->ops->event_create(r->cache->device, &r->done));
+    KVF_TRY(r->cache->device->ops->event_create(r->cache->device, false, &r->done));
     return kvf_granules_create(r->cache, r->granule, h->head->layers, &r->memory);
 }
 

@@ -341,7 +341,7 @@ static kvf_status create(kvf_save *save, const kvf_save_args *args)
     if (!save->path || !save->blocks || !save->pieces.of || !save->pieces.blocks)
         KVF_FAIL(own, KVF_OUT_OF_MEMORY, "no memory to list %zu pieces of a sequence", pieces);
     memcpy(save->path, args->path, length);
-    KVF_TRY(save->cache->device->ops->event_create(save->cache->device, &save->taken));
+    KVF_TRY(save->cache->device->ops->event_create(save->cache->device, false, &save->taken));
     KVF_TRY(take_memory(save));
     return hold_blocks(save, args->sequence);
 }

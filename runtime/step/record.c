@@ -127,7 +127,7 @@ static kvf_status reserve(kvf_recording *r, kvf_sequence *const *sequences)
     r->device = device;
     r->seal_device = r->device + kvf_round_up(graph_bytes, 64);
     for (uint32_t i = 0; i < KVF_REPLAYS; i++)
-        KVF_TRY(ops->event_create(cache->device, &r->done[i]));
+        KVF_TRY(ops->event_create(cache->device, false, &r->done[i]));
     return KVF_OK;
 }
 

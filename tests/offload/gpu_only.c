@@ -381,8 +381,8 @@ static void check_early(rig *r)
 {
     char *want = map_pages(r, CHAIN);
     kvf_event *fork = NULL, *joined = NULL;
-    OK(r, r->ops->event_create(r->device, &fork));
-    OK(r, r->ops->event_create(r->device, &joined));
+    OK(r, r->ops->event_create(r->device, false, &fork));
+    OK(r, r->ops->event_create(r->device, false, &joined));
     for (int has_branch = 0; has_branch < 2; has_branch++) {
         kvf_graph *graph = NULL;
         OK(r, r->ops->capture_begin(r->stream));
@@ -436,7 +436,7 @@ static uint64_t time_of(rig *r, timing *t, int has_link, uint32_t kernels)
         enqueue_link(r, t);
     enqueue_kernels(r, kernels);
     kvf_event *joined = NULL;
-    OK(r, r->ops->event_create(r->device, &joined));
+    OK(r, r->ops->event_create(r->device, false, &joined));
     OK(r, r->ops->event_record(joined, r->other));
     OK(r, r->ops->stream_wait_event(r->stream, joined));
     OK(r, r->ops->event_record(t->ended, r->stream));
@@ -501,8 +501,8 @@ static void check_times(rig *r)
     t.alias = alias;
     t.a = device_memory(r, LARGE);
     t.b = device_memory(r, LARGE);
-    OK(r, r->ops->event_create_timed(r->device, &t.began));
-    OK(r, r->ops->event_create_timed(r->device, &t.ended));
+    OK(r, r->ops->event_create(r->device, true, &t.began));
+    OK(r, r->ops->event_create(r->device, true, &t.ended));
     (void)time_of(r, &t, 1, 16); /* the link wakes up */
     check_clock(r, &t);
     check_overlap(r, &t);

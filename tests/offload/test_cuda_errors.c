@@ -77,8 +77,8 @@ static kvf_status do_everything(everything *e)
     e->is_registered = 1;
     KVF_TRY(ops->stream_create(e->device, KVF_PRIORITY_LOW, &e->stream));
     KVF_TRY(ops->stream_create(e->device, KVF_PRIORITY_HIGH, &e->side));
-    KVF_TRY(ops->event_create_timed(e->device, &e->began));
-    KVF_TRY(ops->event_create_timed(e->device, &e->ended));
+    KVF_TRY(ops->event_create(e->device, true, &e->began));
+    KVF_TRY(ops->event_create(e->device, true, &e->ended));
     return use_streams(e);
 }
 
@@ -469,7 +469,7 @@ TEST(test_lost_device)
     void *memory;
     rig_open(&r, NULL);
     RIG_OK(r.ops->stream_create(r.device, KVF_PRIORITY_NORMAL, &stream));
-    RIG_OK(r.ops->event_create(r.device, &event));
+    RIG_OK(r.ops->event_create(r.device, false, &event));
     void *bytes = rig_memory(&r, 64);
     RIG_OK(r.ops->event_record(event, stream));
     kvf_emu_lose_device(cudaErrorIllegalAddress);

@@ -130,9 +130,9 @@ TEST(test_elapsed)
     kvf_event *from, *to, *untimed;
     uint64_t ns = 1;
     const long ms = 20;
-    RIG_OK(r.ops->event_create_timed(r.device, &from));
-    RIG_OK(r.ops->event_create_timed(r.device, &to));
-    RIG_OK(r.ops->event_create(r.device, &untimed));
+    RIG_OK(r.ops->event_create(r.device, true, &from));
+    RIG_OK(r.ops->event_create(r.device, true, &to));
+    RIG_OK(r.ops->event_create(r.device, false, &untimed));
     assert_int_equal(r.ops->event_elapsed(from, to, &ns), KVF_INVALID); /* never recorded */
     RIG_OK(r.ops->event_record(from, stream));
     RIG_OK(r.ops->host_call(stream, sleep_ms, &ms, sizeof ms));
@@ -222,8 +222,8 @@ static void record_and_replay(rig *r, kvf_stream *stream, kvf_stream *side)
     kvf_event *fork, *join;
     uint32_t *words = rig_memory(r, 2 * sizeof *words), added = 0, *number = &added;
     shared_memory s = take_shared(r);
-    RIG_OK(r->ops->event_create(r->device, &fork));
-    RIG_OK(r->ops->event_create(r->device, &join));
+    RIG_OK(r->ops->event_create(r->device, false, &fork));
+    RIG_OK(r->ops->event_create(r->device, false, &join));
     assert_false(r->ops->is_capturing(stream));
     RIG_OK(r->ops->capture_begin(stream));
     assert_true(r->ops->is_capturing(stream));

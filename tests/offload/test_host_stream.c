@@ -101,7 +101,7 @@ static void run_on_streams(rig *r, const step *program, cell *cells)
     for (uint32_t i = 0; i < STREAMS; i++)
         RIG_OK(r->ops->stream_create(r->device, (kvf_stream_priority)(i % 3), &streams[i]));
     for (uint32_t i = 0; i < CELLS; i++)
-        RIG_OK(r->ops->event_create(r->device, &events[i]));
+        RIG_OK(r->ops->event_create(r->device, false, &events[i]));
     for (uint32_t i = 0; i < PROGRAM; i++) {
         const step *s = &program[i];
         kvf_stream *stream = streams[s->stream];
@@ -168,7 +168,7 @@ TEST(test_event_recorded_again)
     RIG_OK(r.ops->stream_create(r.device, KVF_PRIORITY_NORMAL, &slow));
     RIG_OK(r.ops->stream_create(r.device, KVF_PRIORITY_NORMAL, &fast));
     RIG_OK(r.ops->stream_create(r.device, KVF_PRIORITY_NORMAL, &waiter));
-    RIG_OK(r.ops->event_create(r.device, &event));
+    RIG_OK(r.ops->event_create(r.device, false, &event));
     assert_true(r.ops->event_is_done(event)); /* never recorded: nothing to wait for */
     RIG_OK(r.ops->event_wait(event));
 
@@ -277,7 +277,7 @@ TEST(test_error_is_sticky)
     kvf_event *event;
     RIG_OK(r.ops->stream_create(r.device, KVF_PRIORITY_NORMAL, &a));
     RIG_OK(r.ops->stream_create(r.device, KVF_PRIORITY_NORMAL, &b));
-    RIG_OK(r.ops->event_create(r.device, &event));
+    RIG_OK(r.ops->event_create(r.device, false, &event));
     char *bytes = rig_memory(&r, 2);
     RIG_OK(rig_fail(&r, a));
     RIG_OK(r.ops->fill(a, bytes, 'X', 1));

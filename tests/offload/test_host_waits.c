@@ -94,7 +94,7 @@ TEST(test_left_work_happens)
         kvf_stream *left = open_waited(&r), *other;
         kvf_event *event;
         RIG_OK(r.ops->stream_create(r.device, KVF_PRIORITY_NORMAL, &other));
-        RIG_OK(r.ops->event_create(r.device, &event));
+        RIG_OK(r.ops->event_create(r.device, false, &event));
         atomic_int flag = 0, *pointer = &flag;
         RIG_OK(r.ops->host_call(left, raise_flag, &pointer, sizeof pointer));
         RIG_OK(r.ops->event_record(event, left));

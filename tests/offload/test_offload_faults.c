@@ -46,7 +46,7 @@ static kvf_status open_all(everything *e, rig_fault *fault, kvf_transfer method)
                                     .pool = &e->pool.memory};
     KVF_TRY(kvf_transfer_open(e->device, &transfer, &e->engine));
     KVF_TRY(e->device->ops->stream_create(e->device, KVF_PRIORITY_LOW, &e->stream));
-    return e->device->ops->event_create(e->device, &e->event);
+    return e->device->ops->event_create(e->device, false, &e->event);
 }
 
 static void close_all(everything *e)

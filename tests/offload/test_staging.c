@@ -52,7 +52,7 @@ TEST(test_against_model)
         kvf_chunk held[4];
         kvf_event *fired[4]; /* after the ring's own event on the same stream */
         for (uint32_t i = 0; i < depth; i++)
-            RIG_OK(r.ops->event_create(r.device, &fired[i]));
+            RIG_OK(r.ops->event_create(r.device, false, &fired[i]));
         uint32_t reserved = 0, submitted = 0, completed = 0, busy = 0;
         for (uint32_t step = 0; step < 600; step++) {
             uint32_t dice = rig_below(&random, 3);
