@@ -19,6 +19,16 @@
 #define KVF_PROC_CGROUP "/proc/self/cgroup"
 #define KVF_SYS_CGROUP  "/sys/fs/cgroup"
 
+/* The first line of a small file; false if there is none. */
+static inline bool kvf_file_line(const char *path, char *line, int capacity)
+{
+    FILE *file = fopen(path, "re");
+    const bool is_read = file && fgets(line, capacity, file);
+    if (file)
+        fclose(file);
+    return is_read;
+}
+
 /* A limit in the files of one folder; UINT64_MAX = none. */
 typedef uint64_t (*kvf_cgroup_limit_fn)(const char *folder, int version);
 
@@ -97,14 +107,10 @@ static inline uint64_t kvf_cgroup_cpu_limit(const char *folder, int version)
                                             {"cpu.max", NULL}};
     long long quota = -1, period = 0;
     for (int i = 0; i < 2 && names[version - 1][i]; i++) {
-        char path[1400], line[64] = "";
+        char path[1400], line[64];
         snprintf(path, sizeof path, "%s/%s", folder, names[version - 1][i]);
-        FILE *file = fopen(path, "r");
-        if (!file)
+        if (!kvf_file_line(path, line, sizeof line))
             return UINT64_MAX;
-        if (!fgets(line, sizeof line, file))
-            line[0] = '\0';
-        fclose(file);
         if (version == 2)
             (void)sscanf(line, "%lld %lld", &quota, &period); /* "max 100000" has no number */
         else

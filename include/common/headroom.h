@@ -25,18 +25,17 @@
 /* The number that a file begins with; 0 if there is none. */
 static inline int kvf_file_number(const char *path, uint64_t *out)
 {
-    FILE *file = fopen(path, "r");
-    if (!file)
-        return 0;
+    char line[64];
     unsigned long long value;
-    int is_read = fscanf(file, "%llu", &value) == 1;
-    fclose(file);
+    const bool is_read =
+        kvf_file_line(path, line, sizeof line) && sscanf(line, "%llu", &value) == 1;
     if (is_read)
         *out = value;
     return is_read;
 }
 
-/* The sum of the values of two keys in a file of "key value" lines (a colon and "kB" are fine). */
+/* The sum of the values of two keys in a file of "key value" lines (a colon, "kB", and the "Node N"
+ * of sysfs in front are fine). */
 static inline uint64_t kvf_file_keys(const char *path, const char *first, const char *second)
 {
     FILE *file = fopen(path, "r");
@@ -47,7 +46,9 @@ static inline uint64_t kvf_file_keys(const char *path, const char *first, const 
     while (fgets(line, sizeof line, file)) {
         char key[64];
         unsigned long long value;
-        if (sscanf(line, "%63[^: ]%*[: ]%llu", key, &value) != 2)
+        int at = 0;
+        (void)sscanf(line, "Node %*d %n", &at);
+        if (sscanf(line + at, "%63[^: ]%*[: ]%llu", key, &value) != 2)
             continue;
         if (strcmp(key, first) == 0 || strcmp(key, second) == 0)
             sum += value;
@@ -85,12 +86,9 @@ static inline bool kvf_machine_is_virtual(void)
 /* WSL2, whose drivers pin about half of the memory that they are shown. */
 static inline bool kvf_machine_is_wsl(const char *osrelease)
 {
-    char text[128] = "";
-    FILE *file = fopen(osrelease, "r");
-    const bool is_read = file && fgets(text, sizeof text, file);
-    if (file)
-        fclose(file);
-    return is_read && (strstr(text, "microsoft") || strstr(text, "Microsoft"));
+    char text[128];
+    return kvf_file_line(osrelease, text, sizeof text) &&
+           (strstr(text, "microsoft") || strstr(text, "Microsoft"));
 }
 
 /* Bytes that drivers of a machine pin at most, about: half of the memory of WSL2. UINT64_MAX: no

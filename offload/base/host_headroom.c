@@ -40,21 +40,9 @@ static uint64_t free_memory(int32_t node, uint64_t cgroup)
         return kvf_machine_headroom("/proc/meminfo", cgroup);
     char path[128];
     snprintf(path, sizeof path, "/sys/devices/system/node/node%d/meminfo", node);
-    FILE *file = fopen(path, "r");
-    if (file == NULL)
-        return UINT64_MAX;
-    char line[256];
-    uint64_t sum = 0;
-    while (fgets(line, sizeof line, file) != NULL) {
-        char key[64];
-        unsigned long long kib;
-        if (sscanf(line, "Node %*d %63[^:]: %llu", key, &kib) == 2 &&
-            (strcmp(key, "MemFree") == 0 || strcmp(key, "Active(file)") == 0 ||
-             strcmp(key, "Inactive(file)") == 0))
-            sum += kib * 1024;
-    }
-    fclose(file);
-    return sum > 0 ? sum : UINT64_MAX;
+    const uint64_t kib = kvf_file_keys(path, "MemFree", "Active(file)") +
+                         kvf_file_keys(path, "Inactive(file)", "Inactive(file)");
+    return kib > 0 ? kib * 1024 : UINT64_MAX;
 }
 
 static uint64_t free_huge_pages(int32_t node)

@@ -19,7 +19,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "common/cgroup.h"
+#include "common/headroom.h"
 #include "common/text.h"
 
 #define CPUS_FIRST 1024u
@@ -68,17 +68,13 @@ static bool next_range(FILE *file, uint32_t *first, uint32_t *last)
 /* MemTotal and MemFree of a node, 0 = unknown. */
 static void read_memory(const char *root, kvf_node *node)
 {
-    FILE *file = open_file(root, "node/node", (uint32_t)node->id, "meminfo");
-    char line[256];
-    while (file && fgets(line, sizeof line, file)) {
-        unsigned long long kib;
-        if (sscanf(line, "Node %*d MemTotal: %llu", &kib) == 1)
-            node->memory_bytes = kib * 1024;
-        else if (sscanf(line, "Node %*d MemFree: %llu", &kib) == 1)
-            node->free_bytes = kib * 1024;
-    }
-    if (file)
-        fclose(file);
+    char path[PATH_BYTES];
+    const int length = snprintf(path, sizeof path, "%s/devices/system/node/node%d/meminfo",
+                                root ? root : "/sys", node->id);
+    if (length < 0 || length >= PATH_BYTES)
+        return;
+    node->memory_bytes = kvf_file_keys(path, "MemTotal", "MemTotal") * 1024;
+    node->free_bytes = kvf_file_keys(path, "MemFree", "MemFree") * 1024;
 }
 
 /* ---- sets of CPUs ---- */
@@ -262,17 +258,14 @@ void kvf_topology_close(kvf_context *context, kvf_topology *topology)
 int32_t kvf_topology_node_of_pci(const char *sysfs, const char *pci_address)
 {
     unsigned domain, bus, device, function;
-    char path[PATH_BYTES];
+    char path[PATH_BYTES], line[64];
     int node = -1;
     if (!pci_address || sscanf(pci_address, "%x:%x:%x.%x", &domain, &bus, &device, &function) != 4)
         return -1;
     snprintf(path, sizeof path, "%s/bus/pci/devices/%04x:%02x:%02x.%x/numa_node",
              sysfs ? sysfs : "/sys", domain, bus, device, function);
-    FILE *file = fopen(path, "re");
-    if (file && fscanf(file, "%d", &node) != 1)
+    if (!kvf_file_line(path, line, sizeof line) || sscanf(line, "%d", &node) != 1)
         node = -1;
-    if (file)
-        fclose(file);
     /* Only a node that exists. */
     FILE *list = node < 0 ? NULL : open_file(sysfs, "node/node", (uint32_t)node, "cpulist");
     if (!list)
@@ -287,12 +280,7 @@ static bool read_line(const char *folder, const char *name, char line[64])
 {
     char path[PATH_MAX + 64];
     snprintf(path, sizeof path, "%s/%s", folder, name);
-    FILE *file = fopen(path, "re");
-    if (!file)
-        return false;
-    const bool is_read = fgets(line, 64, file) != NULL;
-    fclose(file);
-    return is_read;
+    return kvf_file_line(path, line, 64);
 }
 
 /* The most that one device or bridge can do; 0 = it does not say. */

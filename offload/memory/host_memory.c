@@ -19,6 +19,7 @@
 #include <sys/prctl.h>
 #include <time.h>
 
+#include "common/cgroup.h"
 #include "common/text.h"
 #include "host_team.h"
 #include "populate.h"
@@ -200,11 +201,8 @@ kvf_page_tier kvf_arena_tier(const kvf_arena *arena)
 static void note_small_pages(kvf_context *context, const kvf_host_memory *memory)
 {
     static const char setting[] = "/sys/kernel/mm/transparent_hugepage/enabled";
-    char how[64] = "", text[32];
-    FILE *file = fopen(setting, "r");
-    const bool is_off = file && fgets(how, sizeof how, file) && strstr(how, "[never]");
-    if (file)
-        fclose(file);
+    char how[64], text[32];
+    const bool is_off = kvf_file_line(setting, how, sizeof how) && strstr(how, "[never]");
     const kvf_arena *last = &memory->arenas[memory->arena_count - 1];
     const bool is_refused = madvise(last->host, last->bytes, MADV_HUGEPAGE) != 0;
     const char *why = is_off ? "transparent huge pages are switched off"

@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "common/cgroup.h"
 #include "common/text.h"
 #include "disk_tier.h"
 #include "runtime.h"
@@ -228,16 +229,14 @@ static void links(writer *w, const kvf_runtime *rt)
 /* "always [madvise] never" -> madvise; "" if the system does not say. */
 static void read_thp(char *out, size_t capacity)
 {
-    char line[128] = "";
+    char line[128];
     out[0] = '\0';
-    FILE *file = fopen("/sys/kernel/mm/transparent_hugepage/enabled", "r");
-    if (!file)
+    if (!kvf_file_line("/sys/kernel/mm/transparent_hugepage/enabled", line, sizeof line))
         return;
-    const char *open = fgets(line, sizeof line, file) ? strchr(line, '[') : NULL;
+    const char *open = strchr(line, '[');
     const char *end = open ? strchr(open, ']') : NULL;
     if (end)
         snprintf(out, capacity, "%.*s", (int)(end - open - 1), open + 1);
-    fclose(file);
 }
 
 static void memory(writer *w, const kvf_runtime *rt)
