@@ -237,28 +237,33 @@ static void read_headroom(const kvf_host_memory_config *config, kvf_headroom *ou
     read(config->topology, config->node, out);
 }
 
-/* `done` bytes are there, and what is left does not hold the next piece. */
-static kvf_status refuse(const request *r, const kvf_headroom *h, uint64_t done, size_t bytes)
+/* Memory of the cgroup, the node or the machine is less than what is `asked`. */
+static kvf_status refuse(kvf_context *context, const kvf_host_memory_config *config,
+                         const kvf_headroom *h, bool is_cgroup, const char *asked)
 {
-    char need[32], had[32], have[32];
-    kvf_bytes_text(r->config->bytes, need);
-    kvf_bytes_text(done, had);
-    if (h->cgroup < bytes)
-        return kvf_fail(r->context, KVF_OUT_OF_MEMORY, 0,
-                        "the cgroup's memory limit (%s) leaves %s after %s of %s of host memory; "
-                        "raise %s, or lower %s",
-                        h->cgroup_file, kvf_bytes_text(h->cgroup, have), had, need, h->cgroup_file,
-                        r->config->lower);
-    kvf_bytes_text(h->node_free, have);
-    if (r->config->node >= 0)
-        return kvf_fail(r->context, KVF_OUT_OF_MEMORY, 0,
-                        "NUMA node %d has %s free after %s of %s of host memory; free memory "
-                        "there, set numa_node to another node, or lower %s",
-                        r->config->node, have, had, need, r->config->lower);
-    return kvf_fail(r->context, KVF_OUT_OF_MEMORY, 0,
-                    "the machine has %s of memory available after %s of %s of host memory; free "
-                    "memory, or lower %s",
-                    have, had, need, r->config->lower);
+    char have[32];
+    kvf_bytes_text(is_cgroup ? h->cgroup : h->node_free, have);
+    if (is_cgroup)
+        KVF_FAIL(context, KVF_OUT_OF_MEMORY,
+                 "the cgroup's memory limit (%s) leaves %s%s; raise %s, or lower %s",
+                 h->cgroup_file, have, asked, h->cgroup_file, config->lower);
+    if (config->node >= 0)
+        KVF_FAIL(context, KVF_OUT_OF_MEMORY,
+                 "NUMA node %d has %s free%s; free memory there, set numa_node to another node, or "
+                 "lower %s",
+                 config->node, have, asked, config->lower);
+    KVF_FAIL(context, KVF_OUT_OF_MEMORY,
+             "the machine has %s of memory available%s; free memory, or lower %s", have, asked,
+             config->lower);
+}
+
+/* `done` bytes are there, and what is left does not hold the next piece. */
+static kvf_status refuse_next(const request *r, const kvf_headroom *h, uint64_t done, size_t bytes)
+{
+    char need[32], had[32], asked[96];
+    snprintf(asked, sizeof asked, " after %s of %s of host memory", kvf_bytes_text(done, had),
+             kvf_bytes_text(r->config->bytes, need));
+    return refuse(r->context, r->config, h, h->cgroup < bytes, asked);
 }
 
 /* Before a piece is touched, after `done` bytes: afterwards it may be too late. */
@@ -272,7 +277,7 @@ static kvf_status look(const request *r, uint64_t done, size_t bytes)
         if (h.cgroup >= bytes && h.node_free >= needed)
             return KVF_OK;
         if (!r->is_tried || h.cgroup < bytes || waits == WAITS_MAX)
-            return refuse(r, &h, done, bytes);
+            return refuse_next(r, &h, done, bytes);
         nanosleep(&pause, NULL);
     }
 }
@@ -490,8 +495,9 @@ void kvf_host_memory_destroy(kvf_context *context, kvf_host_memory *memory)
 kvf_status kvf_host_memory_preflight(kvf_context *context, const kvf_headroom *headroom,
                                      const kvf_host_memory_config *config)
 {
-    char need[32], have[32];
+    char need[32], have[32], asked[64];
     kvf_bytes_text(config->bytes, need);
+    snprintf(asked, sizeof asked, ", host memory needs %s", need);
     if (config->huge_pages == KVF_HUGE_PAGES_REQUIRED && headroom->hugetlb_free < config->bytes)
         return kvf_fail(context, KVF_OUT_OF_MEMORY, 0,
                         "free huge pages hold %s, host memory needs %s on huge pages; reserve them "
@@ -502,11 +508,7 @@ kvf_status kvf_host_memory_preflight(kvf_context *context, const kvf_headroom *h
     uint64_t reserved = config->huge_pages == KVF_HUGE_PAGES_OFF ? 0 : headroom->hugetlb_free;
     uint64_t from_free = reserved >= config->bytes ? 0 : config->bytes;
     if (headroom->cgroup < from_free)
-        return kvf_fail(context, KVF_OUT_OF_MEMORY, 0,
-                        "the cgroup's memory limit (%s) leaves %s, host memory needs %s; raise %s, "
-                        "or lower %s",
-                        headroom->cgroup_file, kvf_bytes_text(headroom->cgroup, have), need,
-                        headroom->cgroup_file, config->lower);
+        return refuse(context, config, headroom, true, asked);
     if (headroom->node_free < from_free && from_free <= headroom->may_come) {
         kvf_log(context, KVF_LOG_WARNING,
                 "the machine has %s of memory available, host memory needs %s; it is tried piece "
@@ -514,16 +516,7 @@ kvf_status kvf_host_memory_preflight(kvf_context *context, const kvf_headroom *h
                 kvf_bytes_text(headroom->node_free, have), need);
         return KVF_OK;
     }
-    if (headroom->node_free < from_free && config->node >= 0)
-        return kvf_fail(context, KVF_OUT_OF_MEMORY, 0,
-                        "NUMA node %d has %s free, host memory needs %s; free memory there, set "
-                        "numa_node to another node, or lower %s",
-                        config->node, kvf_bytes_text(headroom->node_free, have), need,
-                        config->lower);
     if (headroom->node_free < from_free)
-        return kvf_fail(context, KVF_OUT_OF_MEMORY, 0,
-                        "the machine has %s of memory available, host memory needs %s; free "
-                        "memory, or lower %s",
-                        kvf_bytes_text(headroom->node_free, have), need, config->lower);
+        return refuse(context, config, headroom, false, asked);
     return KVF_OK;
 }
