@@ -197,6 +197,12 @@ static inline uint32_t kvf_kept_queries(const kvf_kv_group *kv_group, const kvf_
                        kv_group->dims.paging.query_window);
 }
 
+/* All queries of a token. */
+static inline size_t kvf_queries_bytes(const kvf_paging *p)
+{
+    return (size_t)p->kv_heads * p->group * kvf_key_bytes(&p->shape);
+}
+
 /* Queries, and blocks of the ring, that a call may take from a row; see undo.h. */
 static inline uint32_t kvf_undo_queries(const kvf_kv_group *kv_group)
 {

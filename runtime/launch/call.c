@@ -95,8 +95,7 @@ kvf_row kvf_call_row(const kvf_kv_group *kv_group, const kvf_layer *state)
     const size_t runs = (size_t)p->kv_heads * p->blocks_max;
     const size_t centroids = (size_t)p->kv_heads * p->segments_max; /* no coarse head: none */
     const size_t page = kvf_page_bytes(&p->shape);
-    const size_t query = p->query_window * (size_t)p->kv_heads * p->group * p->shape.head_dim *
-                         kvf_dtype_bytes(p->shape.dtype);
+    const size_t queries = p->query_window * kvf_queries_bytes(p);
     return (kvf_row){
         .blocks = t->blocks + n * p->blocks_max,
         .ring = t->rings + n * kvf_ring_size(p),
@@ -109,7 +108,7 @@ kvf_row kvf_call_row(const kvf_kv_group *kv_group, const kvf_layer *state)
         .static_kv = t->static_kv + stored * p->kv_heads * p->static_pages * page,
         .static_ids = t->static_ids + stored * p->kv_heads * kvf_static_room(p),
         .static_count = t->static_count + stored * p->kv_heads,
-        .queries = t->queries + n * query,
+        .queries = t->queries + n * queries,
         .slot_of_page = kv_group->residency.slot_of_page,
         .slot_words = kv_group->residency.words,
         .slots = kv_group->residency.slot_memory,

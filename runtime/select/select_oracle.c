@@ -14,14 +14,12 @@ static kvf_status choose_row(kvf_call *call, uint32_t index)
     const kvf_tables *t = &kv_group->tables;
     const kvf_paging *p = &kv_group->dims.paging;
     const kvf_row *row = &call->row_host[index];
-    const size_t query = (size_t)kv_group->config.query_heads * kv_group->config.head_dim *
-                         kvf_dtype_bytes(kv_group->config.dtype);
     const kvf_layer state = kvf_call_state(call, index);
     const uint32_t take =
         row->attend_all ? kv_group->dims.tokens_max : kvf_rest_tokens(kv_group, &state);
     const kvf_observation now = {.index = index,
                                  .take_tokens = take,
-                                 .q = (const char *)call->q + index * query,
+                                 .q = (const char *)call->q + index * kvf_queries_bytes(p),
                                  .limit = t->cover.limit + row->query_slot,
                                  .window = 1};
     const size_t first = (size_t)index * p->lists;

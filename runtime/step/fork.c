@@ -32,8 +32,6 @@ static void copy_layer(copier *c, const kvf_row *to, const kvf_row *from)
     const kvf_paging *p = &kv_group->dims.paging;
     const size_t entries = kvf_static_room(p) * p->kv_heads;
     const size_t page = kvf_page_bytes(&p->shape);
-    const size_t query =
-        (size_t)p->kv_heads * p->group * p->shape.head_dim * kvf_dtype_bytes(p->shape.dtype);
     copy(c, to->blocks, from->blocks, from->sealed * sizeof *to->blocks);
     if (from->sealed) /* pages and digests, which both have from now on */
         copy(c, to->block_of, from->block_of, from->sealed * sizeof *to->block_of);
@@ -41,7 +39,7 @@ static void copy_layer(copier *c, const kvf_row *to, const kvf_row *from)
     copy(c, to->static_kv, from->static_kv, (size_t)p->kv_heads * p->static_pages * page);
     copy(c, to->static_ids, from->static_ids, entries * sizeof *to->static_ids);
     copy(c, to->static_count, from->static_count, p->kv_heads * sizeof *to->static_count);
-    copy(c, to->queries, from->queries, p->query_window * query);
+    copy(c, to->queries, from->queries, p->query_window * kvf_queries_bytes(p));
     if (from->share)
         copy(c, to->share, from->share, 2 * sizeof *to->share);
     if (from->chosen_at)

@@ -211,8 +211,7 @@ static kvf_status keep_queries(const keeping *k, const kvf_row *row)
 {
     const kvf_device_ops *ops = k->kv_group->device->ops;
     const kvf_paging *p = &k->kv_group->dims.paging;
-    const size_t bytes = (size_t)k->kv_group->config.query_heads * p->shape.head_dim *
-                         kvf_dtype_bytes(p->shape.dtype);
+    const size_t bytes = kvf_queries_bytes(p);
     const uint32_t all = kvf_kept_queries(k->kv_group, k->layer);
     const uint32_t stay = common_end(k, all);
     if (stay == all)

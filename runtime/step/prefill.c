@@ -23,8 +23,7 @@ static kvf_status keep_queries(kvf_call *call, const kvf_prefill_args *args, kvf
 {
     const kvf_kv_group *kv_group = call->kv_group;
     const kvf_paging *p = &kv_group->dims.paging;
-    const size_t bytes =
-        (size_t)kv_group->config.query_heads * p->shape.head_dim * kvf_dtype_bytes(p->shape.dtype);
+    const size_t bytes = kvf_queries_bytes(p);
     if (!args->q) {
         kvf_queries_forget(&layer->queries);
         return KVF_OK;

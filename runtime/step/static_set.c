@@ -41,8 +41,7 @@ static kvf_status top_of_query(kvf_call *call, const kvf_observation *all, uint3
                                int32_t *ids, uint32_t *count)
 {
     const kvf_kv_group *kv_group = call->kv_group;
-    const size_t bytes = (size_t)kv_group->config.query_heads * kv_group->config.head_dim *
-                         kvf_dtype_bytes(kv_group->config.dtype);
+    const size_t bytes = kvf_queries_bytes(&kv_group->dims.paging);
     kvf_observation one = *all;
     one.q = (const char *)all->q + slot * bytes;
     one.limit = kv_group->tables.cover.limit + slot;

@@ -47,7 +47,7 @@ static void queries(undoing *u, uint32_t tokens)
 {
     const kvf_kv_group *kv_group = u->call->kv_group;
     const kvf_paging *p = &kv_group->dims.paging;
-    const size_t bytes = (size_t)p->kv_heads * p->group * kvf_key_bytes(&p->shape);
+    const size_t bytes = kvf_queries_bytes(p);
     const uint32_t most = kvf_undo_queries(kv_group);
     for (uint32_t i = 0; i < kvf_min_u32(tokens, most); i++)
         piece(u, u->row.queries + (u->from->queries.count + i) % p->query_window * bytes,
