@@ -13,6 +13,7 @@
 #include "cache.h"
 #include "prefill_arena.h"
 #include "rings.h"
+#include "seal.h"
 
 typedef struct copier {
     kvf_call *call;
@@ -102,11 +103,9 @@ static kvf_status copy_kv_group(kvf_call *call, kvf_kv_group *kv_group, const kv
         call->row_host[to->index] = kvf_call_row(kv_group, to);
         copy_row(&c, to, &parent->layers[i]);
     }
-    const kvf_table_args table = {
-        .paging = kv_group->dims.paging, .rows = kv_group->config.layers, .row = call->row};
     if (c.status == KVF_OK)
         c.status = kvf_call_send(call);
-    return c.status == KVF_OK ? KVF_LAUNCH(call, table, table) : c.status;
+    return c.status == KVF_OK ? kvf_call_point_tables(call) : c.status;
 }
 
 static kvf_status copy_rings(kvf_call *call, const kvf_sequence *parent, const kvf_sequence *child)

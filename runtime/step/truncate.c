@@ -21,6 +21,7 @@
 #include "cache.h"
 #include "call.h"
 #include "prefill_arena.h"
+#include "seal.h"
 
 /* Tokens of a layer that stay, at positions below `tokens`: positions ascend. */
 static uint32_t length_after(const kvf_layer *layer, uint32_t tokens)
@@ -144,14 +145,12 @@ static kvf_status enqueue_cut(kvf_call *call, kvf_sequence *sequence, uint32_t t
         call->row_host[layer->index] = kvf_call_row(kv_group, layer);
         KVF_TRY(bring_window(call, layer));
     }
-    /* Tokens that are not sealed lie in the ring: sealed_before == sealed. */
-    const kvf_table_args table = {
-        .paging = kv_group->dims.paging, .rows = call->rows, .row = call->row};
     KVF_TRY(kvf_call_send(call));
     for (uint32_t i = 0; kvf_quantizes_pages(kv_group) && i < call->cache->config.layers; i++)
         if (sequence->layers[i].kv_group == kv_group)
             KVF_TRY(dequantize_window(call, &sequence->layers[i]));
-    KVF_TRY(KVF_LAUNCH(call, table, table));
+    /* Tokens that are not sealed lie in the ring: sealed_before == sealed. */
+    KVF_TRY(kvf_call_point_tables(call));
     return drop(call, 0);
 }
 

@@ -12,6 +12,7 @@
 
 #include "addressable.h"
 #include "retain.h"
+#include "seal.h"
 
 typedef struct undoing {
     kvf_call *call;
@@ -187,11 +188,9 @@ static kvf_status enqueue_back(kvf_call *call, const kvf_decode_args *args)
     kvf_fork_take(call);
     for (uint32_t b = 0; b < call->rows; b++)
         call->row_host[b] = kvf_call_row(kv_group, call->states[b]);
-    const kvf_table_args table = {
-        .paging = kv_group->dims.paging, .rows = call->rows, .row = call->row};
     KVF_TRY(kvf_call_send(call));
     KVF_TRY(copy_pieces(call, args, true));
-    return KVF_LAUNCH(call, table, table);
+    return kvf_call_point_tables(call);
 }
 
 kvf_status kvf_undo_unless_ok(kvf_cache *cache, const kvf_decode_args *args, kvf_stream *stream,
