@@ -34,64 +34,56 @@ void kvf_snapshot_describe(const kvf_layer *state, kvf_saved_layer *out)
     };
 }
 
-typedef struct copier {
-    kvf_call *call;
-    kvf_status status; /* of the first copy that failed */
-} copier;
+/* ---- both ways ---- */
 
-static void copy(copier *c, void *to, const void *from, size_t bytes)
+void kvf_snapshot_piece(kvf_snapshot_copy *c, void *kept, void *at, size_t bytes)
 {
-    if (c->status == KVF_OK && to && bytes)
-        c->status = c->call->cache->device->ops->copy(c->call->stream, to, from, bytes);
+    const kvf_device_ops *ops = c->call->cache->device->ops;
+    if (c->status != KVF_OK || !kept || !at || !bytes)
+        return;
+    c->status = c->put ? ops->copy(c->call->stream, at, kvf_seen_device(c->put, kept), bytes)
+                       : ops->copy(c->call->stream, kept, at, bytes);
 }
 
-/* Bytes of the arrays of a row that are copied whole. */
-typedef struct row_bytes {
-    size_t count, index, static_kv, queries, recent, bits;
-} row_bytes;
-
-static row_bytes bytes_of(const kvf_kv_group *kv_group, const kvf_saved_layer *l)
+void kvf_snapshot_state(kvf_snapshot_copy *c, const kvf_layer *state, const kvf_saved_layer *l,
+                        const kvf_snapshot *s, const kvf_row *row)
 {
-    const kvf_paging *p = &kv_group->dims.paging;
-    return (row_bytes){
-        .count = p->kv_heads * sizeof(uint32_t),
-        .index = p->kv_heads * kvf_static_room(p) * sizeof(uint32_t),
-        .static_kv = p->kv_heads * kvf_static_room(p) * kvf_token_bytes(&p->shape),
-        .queries = (size_t)p->query_window * p->kv_heads * p->group * kvf_key_bytes(&p->shape),
-        .recent = (size_t)l->sealed * p->block_pages * sizeof(uint32_t),
-        .bits = l->sealed * sizeof(uint64_t),
-    };
+    const kvf_paging *p = &state->kv_group->dims.paging;
+    const size_t sealed = state->extent.sealed, pages = sealed * p->block_pages;
+    const size_t tokens = p->kv_heads * kvf_static_room(p);
+    kvf_snapshot_piece(c, s->static_count, row->static_count,
+                       p->kv_heads * sizeof *s->static_count);
+    kvf_snapshot_piece(c, s->static_ids, row->static_ids, tokens * sizeof *s->static_ids);
+    kvf_snapshot_piece(c, s->static_kv, row->static_kv, tokens * kvf_token_bytes(&p->shape));
+    kvf_snapshot_piece(c, s->share, row->share, 2 * sizeof *s->share);
+    if (l->queries)
+        kvf_snapshot_piece(c, s->queries, row->queries, p->query_window * kvf_queries_bytes(p));
+    for (uint32_t h = 0; sealed && h < p->kv_heads; h++) {
+        kvf_snapshot_piece(c, s->bits + h * sealed, kvf_row_bits(p, row, h),
+                           sealed * sizeof *s->bits);
+        if (s->chosen_at && row->chosen_at)
+            kvf_snapshot_piece(c, s->chosen_at + h * pages,
+                               row->chosen_at + (size_t)h * p->pages_max,
+                               pages * sizeof *s->chosen_at);
+    }
 }
 
 kvf_status kvf_snapshot_take(kvf_call *call, const kvf_layer *state, const kvf_saved_layer *l,
                              const kvf_snapshot *snapshot, char *tail)
 {
-    const kvf_kv_group *kv_group = state->kv_group;
-    const kvf_paging *p = &kv_group->dims.paging;
-    const kvf_row row = kvf_call_row(kv_group, state);
-    const row_bytes bytes = bytes_of(kv_group, l);
-    copier c = {.call = call, .status = KVF_OK};
+    const kvf_paging *p = &state->kv_group->dims.paging;
+    const kvf_row row = kvf_call_row(state->kv_group, state);
+    kvf_snapshot_copy c = {.call = call};
     if (l->flags & KVF_SAVED_FRESH)
         return KVF_OK;
     if (snapshot->by_step)
         memcpy(snapshot->by_step, state->by_step, l->length);
-    for (uint32_t h = 0; snapshot->chosen_at && h < p->kv_heads; h++)
-        copy(&c, snapshot->chosen_at + h * bytes.recent / sizeof(uint32_t),
-             row.chosen_at + (size_t)h * p->pages_max, bytes.recent);
-    copy(&c, snapshot->static_count, row.static_count, bytes.count);
-    copy(&c, snapshot->static_ids, row.static_ids, bytes.index);
-    copy(&c, snapshot->static_kv, row.static_kv, bytes.static_kv);
-    for (uint32_t h = 0; snapshot->bits && h < p->kv_heads; h++)
-        copy(&c, snapshot->bits + (size_t)h * l->sealed, kvf_row_bits(p, &row, h), bytes.bits);
-    if (snapshot->share)
-        copy(&c, snapshot->share, row.share, 2 * sizeof *row.share);
+    kvf_snapshot_state(&c, state, l, snapshot, &row);
     if (snapshot->spare)
-        copy(&c, snapshot->spare, kvf_row_spare(p, &row), kvf_block_bytes(p));
-    if (l->queries)
-        copy(&c, snapshot->queries, row.queries, bytes.queries);
+        kvf_snapshot_piece(&c, snapshot->spare, kvf_row_spare(p, &row), kvf_block_bytes(p));
     for (uint32_t b = l->sealed; b < kvf_row_blocks(p, &row); b++)
-        copy(&c, tail + (b - l->sealed) * kvf_block_bytes(p), kvf_row_ring_block(p, &row, b),
-             kvf_block_bytes(p));
+        kvf_snapshot_piece(&c, tail + (b - l->sealed) * kvf_block_bytes(p),
+                           kvf_row_ring_block(p, &row, b), kvf_block_bytes(p));
     return c.status;
 }
 

@@ -24,6 +24,19 @@ static inline void *kvf_seen_device(const kvf_seen *m, const void *host)
     return m->device + ((const char *)host - m->host);
 }
 
+/* Copies between a row and a snapshot, whichever way. */
+typedef struct kvf_snapshot_copy {
+    kvf_call *call;
+    const kvf_seen *put; /* memory of the snapshot that is put into the row; NULL: it is taken */
+    kvf_status status;   /* of the first copy that failed */
+} kvf_snapshot_copy;
+
+/* An array, `kept` in the snapshot and `at` its place in the row: nothing if either is NULL. */
+void kvf_snapshot_piece(kvf_snapshot_copy *c, void *kept, void *at, size_t bytes);
+/* All arrays that are not blocks. */
+void kvf_snapshot_state(kvf_snapshot_copy *c, const kvf_layer *state, const kvf_saved_layer *layer,
+                        const kvf_snapshot *snapshot, const kvf_row *row);
+
 /* Counts of a layer and of its state. */
 void kvf_snapshot_describe(const kvf_layer *state, kvf_saved_layer *out);
 /* State and blocks that are not sealed, to `snapshot` and `tail`; `layer` is described. Positions
@@ -55,8 +68,8 @@ typedef struct kvf_snapshot_layer {
     uint32_t is_exact; /* 1: state as saved; 0: as if the tokens had just been appended */
     const kvf_saved_layer *saved;
     const kvf_snapshot *snapshot;
-    const char *tail; /* blocks that will not be sealed, in `work` */
-    kvf_seen work;    /* snapshot and tail lie there, and from `used` on there is room for more */
+    char *tail;    /* blocks that will not be sealed, in `work` */
+    kvf_seen work; /* snapshot and tail lie there, and from `used` on there is room for more */
     uint64_t used;
 } kvf_snapshot_layer;
 

@@ -70,39 +70,27 @@ uint64_t kvf_snapshot_work_bytes(const kvf_kv_group *kv_group, const kvf_saved_l
     return carver.bytes;
 }
 
-/* Host memory of this put to the device. */
-static kvf_status send(const putting *p, void *to, const void *from, size_t bytes)
-{
-    if (!to || !bytes)
-        return KVF_OK;
-    return p->kv_group->device->ops->copy(p->call->stream, to, kvf_seen_device(&p->l->work, from),
-                                          bytes);
-}
-
 /* ---- blocks ---- */
 
-static kvf_status put_blocks(putting *p)
+static void put_blocks(putting *p, kvf_snapshot_copy *c)
 {
     const kvf_kv_group *kv_group = p->kv_group;
     const kvf_paging *paging = &kv_group->dims.paging;
-    const uint32_t blocks = kvf_row_blocks(paging, &p->row);
+    const uint32_t blocks = kvf_row_blocks(paging, &p->row), sealed = p->layer->extent.sealed;
     for (uint32_t b = 0; b < blocks; b++)
-        p->work.blocks[b] = b < p->layer->extent.sealed
-                                ? kvf_page_pool_device(&kv_group->pool, p->layer->blocks[b])
-                                : kvf_row_ring_block(paging, &p->row, b);
-    for (uint32_t b = p->layer->extent.sealed; b < blocks; b++)
-        KVF_TRY(send(p, p->work.blocks[b],
-                     p->l->tail + (b - p->layer->extent.sealed) * kvf_block_bytes(paging),
-                     kvf_block_bytes(paging)));
+        p->work.blocks[b] = b < sealed ? kvf_page_pool_device(&kv_group->pool, p->layer->blocks[b])
+                                       : kvf_row_ring_block(paging, &p->row, b);
+    for (uint32_t b = sealed; b < blocks; b++)
+        kvf_snapshot_piece(c, p->l->tail + (b - sealed) * kvf_block_bytes(paging),
+                           p->work.blocks[b], kvf_block_bytes(paging));
     if (p->layer->cut.spare)
-        KVF_TRY(send(p, kvf_row_spare(paging, &p->row), p->l->snapshot->spare,
-                     kvf_block_bytes(paging)));
-    KVF_TRY(send(p, p->blocks_device, p->work.blocks, blocks * sizeof *p->work.blocks));
+        kvf_snapshot_piece(c, p->l->snapshot->spare, kvf_row_spare(paging, &p->row),
+                           kvf_block_bytes(paging));
+    kvf_snapshot_piece(c, p->work.blocks, p->blocks_device, blocks * sizeof *p->work.blocks);
     p->row.blocks = p->work.blocks;
-    for (uint32_t b = 0; b < p->layer->extent.sealed; b++)
+    for (uint32_t b = 0; b < sealed; b++)
         p->work.block_of[b] = p->layer->blocks[b].index;
-    return send(p, p->row.block_of, p->work.block_of,
-                p->layer->extent.sealed * sizeof *p->work.block_of);
+    kvf_snapshot_piece(c, p->work.block_of, p->row.block_of, sealed * sizeof *p->work.block_of);
 }
 
 /* ---- static set ---- */
@@ -149,36 +137,7 @@ static void make_state(putting *p, kvf_snapshot *made)
     }
 }
 
-static kvf_status put_state(putting *p, const kvf_snapshot *snapshot)
-{
-    const kvf_paging *paging = &p->kv_group->dims.paging;
-    const size_t tokens = paging->kv_heads * kvf_static_room(paging);
-    const size_t sealed = p->layer->extent.sealed;
-    KVF_TRY(send(p, p->row.static_count, snapshot->static_count,
-                 paging->kv_heads * sizeof *p->row.static_count));
-    KVF_TRY(send(p, p->row.static_ids, snapshot->static_ids, tokens * sizeof *p->row.static_ids));
-    KVF_TRY(
-        send(p, p->row.static_kv, snapshot->static_kv, tokens * kvf_token_bytes(&paging->shape)));
-    for (uint32_t h = 0; sealed && h < paging->kv_heads; h++)
-        KVF_TRY(send(p, kvf_row_bits(paging, &p->row, h), snapshot->bits + h * sealed,
-                     sealed * sizeof *p->row.bits));
-    return KVF_OK;
-}
-
-/* ---- recent choices ---- */
-
-static kvf_status put_recent(const putting *p)
-{
-    const kvf_paging *paging = &p->kv_group->dims.paging;
-    const size_t pages = (size_t)p->layer->extent.sealed * paging->block_pages;
-    const uint32_t *from = p->l->snapshot->chosen_at;
-    if (!p->row.chosen_at || pages == 0)
-        return KVF_OK;
-    for (uint32_t h = 0; h < paging->kv_heads; h++)
-        KVF_TRY(send(p, p->row.chosen_at + (size_t)h * paging->pages_max, from + h * pages,
-                     pages * sizeof *from));
-    return KVF_OK;
-}
+/* ---- slots ---- */
 
 /* Pages of the blocks into slots: what lies there of these blocks is of earlier owners. */
 static kvf_status admit(const putting *p)
@@ -303,8 +262,8 @@ static void put_counts(const putting *p)
 kvf_status kvf_snapshot_put(kvf_call *call, const kvf_snapshot_layer *l, kvf_event *done)
 {
     kvf_kv_group *kv_group = l->state->kv_group;
-    const kvf_paging *paging = &kv_group->dims.paging;
     kvf_carver carver = {.base = l->work.host + l->used};
+    kvf_snapshot_copy c = {.call = call, .put = &l->work};
     putting p = {.call = call, .kv_group = kv_group, .l = l, .done = done, .layer = l->state};
     if (l->saved->flags & KVF_SAVED_FRESH)
         return KVF_OK;
@@ -318,20 +277,12 @@ kvf_status kvf_snapshot_put(kvf_call *call, const kvf_snapshot_layer *l, kvf_eve
         kvf_addressable_blocks(kv_group, p.layer->blocks, p.layer->extent.sealed);
     call->is_undone = status != KVF_OK;
     KVF_TRY(status);
-    KVF_TRY(put_blocks(&p));
-    const kvf_snapshot *snapshot = l->is_exact ? l->snapshot : &p.work.made;
+    put_blocks(&p, &c);
     if (!l->is_exact)
         make_state(&p, &p.work.made);
-    KVF_TRY(put_state(&p, snapshot));
+    kvf_snapshot_state(&c, p.layer, l->saved, l->is_exact ? l->snapshot : &p.work.made, &p.row);
+    KVF_TRY(c.status);
     KVF_TRY(admit(&p));
-    if (l->is_exact)
-        KVF_TRY(put_recent(&p));
-    if (l->is_exact && l->saved->queries)
-        KVF_TRY(send(&p, p.row.queries, l->snapshot->queries,
-                     (size_t)paging->query_window * paging->kv_heads * paging->group *
-                         kvf_key_bytes(&paging->shape)));
-    if (l->is_exact && p.row.share)
-        KVF_TRY(send(&p, p.row.share, l->snapshot->share, 2 * sizeof *p.row.share));
     KVF_TRY(put_digests(&p));
     KVF_TRY(put_centroids(&p));
     /* The next layer may take the memory of this one's blocks. */
