@@ -194,34 +194,19 @@ static kvf_status attend_tails(const kvf_blocks *blocks, const kvf_call *call, v
                                                   .spans_max = kvf_ring_total(&tail->ring),
                                                   .spans = t->spans,
                                                   .span_count = t->span_count};
-    const kvf_attend_args attend = {.shape = tail->ring.shape,
-                                    .pass = KVF_PASS_ALL,
-                                    .lists = call->rows * c->paging.kv_heads,
-                                    .group = c->paging.group,
-                                    .spans_max = gather_window.spans_max,
-                                    .split = kvf_ring_split(&tail->ring),
-                                    .scale = kvf_call_attention(call)->scale,
-                                    .cap = kvf_call_attention(call)->cap,
-                                    .q = call->q,
-                                    .spans = t->spans,
-                                    .span_count = t->span_count,
-                                    .partial_o = t->partial_o,
-                                    .partial_lse = t->partial_lse};
-    const kvf_merge_args merge = {.shape = kvf_out_shape(blocks->cache, &tail->ring.shape),
-                                  .lists = attend.lists,
-                                  .group = attend.group,
-                                  .splits_max = kvf_ring_splits(&tail->ring),
-                                  .split = attend.split,
-                                  .span_count = t->span_count,
-                                  .partial_o = t->partial_o,
-                                  .partial_lse = t->partial_lse,
-                                  .out = t->out,
-                                  .lse = t->lse,
-                                  .sinks = kvf_call_attention(call)->sinks,
-                                  .heads = call->kv_group->config.query_heads};
+    const kvf_attention attention = {.shape = tail->ring.shape,
+                                     .lists = call->rows * c->paging.kv_heads,
+                                     .group = c->paging.group,
+                                     .spans_max = gather_window.spans_max,
+                                     .q = call->q,
+                                     .spans = t->spans,
+                                     .span_count = t->span_count,
+                                     .out = t->out,
+                                     .lse = t->lse,
+                                     .partial_o = t->partial_o,
+                                     .partial_lse = t->partial_lse};
     KVF_TRY(KVF_LAUNCH(call, gather_window, gather_window));
-    KVF_TRY(KVF_LAUNCH(call, attend, attend));
-    KVF_TRY(KVF_LAUNCH(call, merge, merge));
+    KVF_TRY(kvf_call_attend_to(call, &attention));
     return scatter_heads(blocks, call->layer, call->rows, out, lse, call->stream);
 }
 

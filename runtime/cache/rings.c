@@ -24,14 +24,10 @@ kvf_ring kvf_ring_of(const kvf_cache_config *c, const kvf_paging *paging, uint32
     return ring;
 }
 
-uint32_t kvf_ring_split(const kvf_ring *ring)
-{
-    return kvf_split(kvf_ring_total(ring), ring->shape.page_size);
-}
-
 uint32_t kvf_ring_splits(const kvf_ring *ring)
 {
-    return kvf_div_ceil_u32(kvf_ring_total(ring), kvf_ring_split(ring));
+    const uint32_t spans = kvf_ring_total(ring);
+    return kvf_div_ceil_u32(spans, kvf_split(spans, ring->shape.page_size));
 }
 
 /* Room that all layers share, by their rings. */

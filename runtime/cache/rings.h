@@ -51,8 +51,7 @@ KVF_CHECKED kvf_status kvf_rings_create(kvf_cache *cache, const kvf_paging *pagi
 KVF_CHECKED kvf_status kvf_rings_check(kvf_cache *cache);
 /* The ring of a layer whose window is not 0, of one head; `paging` as above. */
 kvf_ring kvf_ring_of(const kvf_cache_config *config, const kvf_paging *paging, uint32_t layer);
-/* Spans per split of a step over a ring, and how many splits that makes. */
-uint32_t kvf_ring_split(const kvf_ring *ring);
+/* Splits of a step over a ring. */
 uint32_t kvf_ring_splits(const kvf_ring *ring);
 /* Every array to its place; nothing where there are no rings. */
 void kvf_rings_carve(kvf_cache *cache, kvf_reservation *r);

@@ -108,23 +108,23 @@ kvf_status kvf_call_place(kvf_call *call)
 
 static kvf_attend_args attend_args(const kvf_call *call, const kvf_attention *a, kvf_pass pass)
 {
-    const kvf_kv_group *kv_group = call->kv_group;
-    return (kvf_attend_args){.shape = a->shape,
-                             .pass = pass,
-                             .lists = a->lists,
-                             .group = a->group,
-                             .spans_max = a->spans_max,
-                             .split = kvf_split(a->spans_max, a->shape.page_size),
-                             .scale = kvf_call_attention(call)->scale,
-                             .cap = kvf_call_attention(call)->cap,
-                             .q = a->q,
-                             .spans = a->spans,
-                             .span_count = a->span_count,
-                             .partial_o = kv_group->tables.partial_o,
-                             .partial_lse = kv_group->tables.partial_lse};
+    return (kvf_attend_args){
+        .shape = a->shape,
+        .pass = pass,
+        .lists = a->lists,
+        .group = a->group,
+        .spans_max = a->spans_max,
+        .split = kvf_split(a->spans_max, a->shape.page_size),
+        .scale = kvf_call_attention(call)->scale,
+        .cap = kvf_call_attention(call)->cap,
+        .q = a->q,
+        .spans = a->spans,
+        .span_count = a->span_count,
+        .partial_o = a->partial_o ? a->partial_o : call->kv_group->tables.partial_o,
+        .partial_lse = a->partial_lse ? a->partial_lse : call->kv_group->tables.partial_lse};
 }
 
-kvf_status kvf_call_pass(kvf_call *call, const kvf_attention *a, kvf_pass pass)
+static kvf_status attend_pass(const kvf_call *call, const kvf_attention *a, kvf_pass pass)
 {
     const kvf_attend_args args = attend_args(call, a, pass);
     return KVF_LAUNCH(call, attend, args);
@@ -143,23 +143,28 @@ static kvf_status attend_at_once(kvf_call *call, const kvf_attention *a)
     return KVF_LAUNCH(call, attend_step, args);
 }
 
-kvf_status kvf_call_merge(kvf_call *call, const kvf_attention *a)
+static kvf_status merge(const kvf_call *call, const kvf_attention *a)
 {
-    const kvf_kv_group *kv_group = call->kv_group;
-    const uint32_t split = kvf_split(a->spans_max, a->shape.page_size);
+    const kvf_attend_args of = attend_args(call, a, KVF_PASS_ALL);
     const kvf_merge_args args = {.shape = kvf_out_shape(call->cache, &a->shape),
                                  .lists = a->lists,
                                  .group = a->group,
-                                 .splits_max = kvf_div_ceil_u32(a->spans_max, split),
-                                 .split = split,
+                                 .splits_max = kvf_div_ceil_u32(a->spans_max, of.split),
+                                 .split = of.split,
                                  .span_count = a->span_count,
-                                 .partial_o = kv_group->tables.partial_o,
-                                 .partial_lse = kv_group->tables.partial_lse,
+                                 .partial_o = of.partial_o,
+                                 .partial_lse = of.partial_lse,
                                  .out = a->out,
                                  .lse = a->lse,
-                                 .sinks = kvf_call_attention(call)->sinks,
-                                 .heads = kv_group->config.query_heads};
+                                 .sinks = a->sinks ? a->sinks : kvf_call_attention(call)->sinks,
+                                 .heads = a->heads ? a->heads : call->kv_group->config.query_heads};
     return KVF_LAUNCH(call, merge, args);
+}
+
+kvf_status kvf_call_attend_to(const kvf_call *call, const kvf_attention *a)
+{
+    KVF_TRY(attend_pass(call, a, KVF_PASS_ALL));
+    return merge(call, a);
 }
 
 kvf_status kvf_call_attend(kvf_call *call, void *out, float *lse)
@@ -177,14 +182,12 @@ kvf_status kvf_call_attend(kvf_call *call, void *out, float *lse)
                              .lse = lse};
     if (call->is_fused)
         return attend_at_once(call, &a);
-    if (kvf_fetch_is_pending(call)) {
-        KVF_TRY(kvf_call_pass(call, &a, KVF_PASS_RESIDENT));
-        KVF_TRY(kvf_fetch_end(call));
-        KVF_TRY(kvf_call_pass(call, &a, KVF_PASS_FETCHED));
-    } else {
-        KVF_TRY(kvf_call_pass(call, &a, KVF_PASS_ALL));
-    }
-    return kvf_call_merge(call, &a);
+    if (!kvf_fetch_is_pending(call))
+        return kvf_call_attend_to(call, &a);
+    KVF_TRY(attend_pass(call, &a, KVF_PASS_RESIDENT));
+    KVF_TRY(kvf_fetch_end(call));
+    KVF_TRY(attend_pass(call, &a, KVF_PASS_FETCHED));
+    return merge(call, &a);
 }
 
 bool kvf_verify_is_due(const kvf_kv_group *kv_group, const kvf_layer *layer)
@@ -217,7 +220,6 @@ kvf_status kvf_call_verify(kvf_call *call, uint32_t index, const void *out, cons
                                       .dense_lse = a.lse,
                                       .counters = kvf_counters_device(kv_group, call->index)};
     KVF_TRY(kvf_call_cover(call, &(kvf_observation){.index = index}));
-    KVF_TRY(kvf_call_pass(call, &a, KVF_PASS_ALL));
-    KVF_TRY(kvf_call_merge(call, &a));
+    KVF_TRY(kvf_call_attend_to(call, &a));
     return KVF_LAUNCH(call, compare, compare);
 }

@@ -27,8 +27,12 @@ typedef struct kvf_attention {
     const uint32_t *span_count;
     void *out;
     float *lse;
+    /* NULL or 0: those of the call's KV group. */
+    float *partial_o;
+    float *partial_lse;
+    const float *sinks;
+    uint32_t heads; /* of sinks */
 } kvf_attention;
-KVF_CHECKED kvf_status kvf_call_pass(kvf_call *call, const kvf_attention *a, kvf_pass pass);
-KVF_CHECKED kvf_status kvf_call_merge(kvf_call *call, const kvf_attention *a);
+KVF_CHECKED kvf_status kvf_call_attend_to(const kvf_call *call, const kvf_attention *a);
 
 #endif

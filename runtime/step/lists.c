@@ -236,8 +236,7 @@ static kvf_status enqueue_attend(kvf_call *call, const kvf_decode_args *args,
     KVF_TRY(check_in_order(call, lists, &csr));
     KVF_TRY(kvf_call_stamp(call, NULL));
     KVF_TRY(KVF_LAUNCH(call, csr_in, csr));
-    KVF_TRY(kvf_call_pass(call, &a, KVF_PASS_ALL));
-    KVF_TRY(kvf_call_merge(call, &a));
+    KVF_TRY(kvf_call_attend_to(call, &a));
     return kvf_call_stamp(call, &kvf_counters_device(kv_group, call->index)->attend_ns);
 }
 

@@ -15,6 +15,8 @@
 
 #include <string.h>
 
+#include "attend.h"
+
 /* ---- packing ---- */
 
 static const kvf_rings *rings_of(const kvf_heads_work *work)
@@ -332,34 +334,21 @@ kvf_status kvf_streaming_decode(const kvf_heads_work *work)
                                 .v = work->v,
                                 .spans = z->spans,
                                 .span_count = z->span_count};
-    const kvf_attend_args attend = {.shape = z->shape,
-                                    .pass = KVF_PASS_ALL,
-                                    .lists = work->tokens * ring.ring.heads,
-                                    .group = z->group,
-                                    .spans_max = ring.spans_max,
-                                    .split = kvf_ring_split(&ring.ring),
-                                    .scale = kvf_call_attention(call)->scale,
-                                    .cap = kvf_call_attention(call)->cap,
-                                    .q = heads.q,
-                                    .spans = ring.spans,
-                                    .span_count = ring.span_count,
-                                    .partial_o = z->partial_o,
-                                    .partial_lse = z->partial_lse};
-    const kvf_merge_args merge = {.shape = kvf_out_shape(cache, &z->shape),
-                                  .lists = attend.lists,
-                                  .group = z->group,
-                                  .splits_max = kvf_ring_splits(&ring.ring),
-                                  .split = attend.split,
-                                  .span_count = ring.span_count,
-                                  .partial_o = attend.partial_o,
-                                  .partial_lse = attend.partial_lse,
-                                  .out = heads.out,
-                                  .lse = heads.lse,
-                                  .sinks = sinks_of(work),
-                                  .heads = ring.ring.heads * z->group};
+    const kvf_attention attention = {.shape = z->shape,
+                                     .lists = work->tokens * ring.ring.heads,
+                                     .group = z->group,
+                                     .spans_max = ring.spans_max,
+                                     .q = heads.q,
+                                     .spans = ring.spans,
+                                     .span_count = ring.span_count,
+                                     .out = heads.out,
+                                     .lse = heads.lse,
+                                     .partial_o = z->partial_o,
+                                     .partial_lse = z->partial_lse,
+                                     .sinks = sinks_of(work),
+                                     .heads = ring.ring.heads * z->group};
     KVF_TRY(KVF_LAUNCH(call, ring, ring));
-    KVF_TRY(KVF_LAUNCH(call, attend, attend));
-    return KVF_LAUNCH(call, merge, merge);
+    return kvf_call_attend_to(call, &attention);
 }
 
 void kvf_streaming_scrub(const kvf_cache *cache, uint32_t layer, uint32_t length, char *copy)
