@@ -16,12 +16,11 @@ static __global__ void assemble_kernel(const __grid_constant__ kvf_assemble_args
 {
     kvf_wait_for_earlier();
     kvf_let_next_start();
-    const size_t first = (size_t)blockIdx.x * a.ids_max;
-    const kvf_chosen chosen = {a.ids + first, (int32_t *)a.slot_of_id + first,
-                               (uint32_t *)a.missed + first, a.id_count[blockIdx.x]};
-    kvf_assemble_list(a, &a.row[blockIdx.x / a.paging.lists], blockIdx.x, chosen, NULL,
+    const kvf_choices &c = a.choices;
+    const kvf_chosen chosen = kvf_chosen_of(c, blockIdx.x, c.id_count[blockIdx.x]);
+    kvf_assemble_list(a, &c.row[blockIdx.x / c.paging.lists], blockIdx.x, chosen, NULL,
                       kvf_shared());
 }
 
-KVF_LAUNCHER_EARLY(assemble, assemble_kernel, a->rows * a->paging.lists, THREADS,
+KVF_LAUNCHER_EARLY(assemble, assemble_kernel, a->choices.rows * a->choices.paging.lists, THREADS,
                    KVF_BLOCK_SCRATCH * sizeof(uint32_t))

@@ -20,13 +20,14 @@ static __device__ __forceinline__ void kvf_assemble_list(const kvf_assemble_args
                                                          const kvf_chosen &chosen,
                                                          const kvf_span *held, void *scratch)
 {
-    const kvf_paging *p = &a.paging;
+    const kvf_paging *p = &a.choices.paging;
+    kvf_layer_counters *counters = a.choices.counters;
     const uint32_t of_row = list % p->lists, head = kvf_list_head(p, of_row);
     const uint32_t page_size = p->shape.page_size;
     const uint32_t stored = row->static_count[head], sealed = kvf_row_sealed_pages(p, row);
     const uint32_t stores = kvf_div_ceil_u32(stored, page_size);
     const uint32_t fixed = stores + kvf_row_pages(p, row) - sealed;
-    const uint64_t *masks = a.masks ? a.masks + (size_t)list * a.ids_max : NULL;
+    const uint64_t *masks = a.masks ? a.masks + (size_t)list * a.choices.ids_max : NULL;
     kvf_span *spans = a.spans + (size_t)list * a.spans_max, span;
     uint32_t tokens = 0, misses = 0;
     if (kvf_row_is_idle(row, of_row)) {
@@ -41,7 +42,7 @@ static __device__ __forceinline__ void kvf_assemble_list(const kvf_assemble_args
         if (held && i == threadIdx.x)
             span = *held;
         else
-            kvf_assemble_home(&a, row, of_row, page, masks ? masks[i] : 0, &span);
+            kvf_assemble_home(p, row, of_row, page, masks ? masks[i] : 0, &span);
         misses +=
             kvf_assemble_slot(&a, row, of_row, (uint32_t)chosen.slot[i], chosen.missed[i], &span);
         tokens += (uint32_t)__popcll(kvf_live_bits(span.count, span.skip));
@@ -65,10 +66,10 @@ static __device__ __forceinline__ void kvf_assemble_list(const kvf_assemble_args
     if (threadIdx.x != 0)
         return;
     a.span_count[list] = fixed + chosen.count;
-    kvf_counter_add(&a.counters->tokens_attended, sums >> 32);
-    kvf_counter_add(&a.counters->pages_selected, chosen.count);
-    kvf_counter_add(&a.counters->hits, chosen.count - (uint32_t)sums);
-    kvf_counter_add(&a.counters->misses, (uint32_t)sums);
+    kvf_counter_add(&counters->tokens_attended, sums >> 32);
+    kvf_counter_add(&counters->pages_selected, chosen.count);
+    kvf_counter_add(&counters->hits, chosen.count - (uint32_t)sums);
+    kvf_counter_add(&counters->misses, (uint32_t)sums);
 }
 
 #endif

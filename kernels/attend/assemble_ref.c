@@ -42,9 +42,10 @@ static void note_choice(const kvf_paging *p, const kvf_row *row, uint32_t head, 
 
 static void assemble_list(const kvf_assemble_args *a, uint32_t list)
 {
-    const kvf_paging *p = &a->paging;
-    const kvf_row *row = &a->row[list / p->lists];
-    const uint32_t head = kvf_list_head(p, list % p->lists), ids = a->id_count[list];
+    const kvf_choices *c = &a->choices;
+    const kvf_paging *p = &c->paging;
+    const kvf_row *row = &c->row[list / p->lists];
+    const uint32_t head = kvf_list_head(p, list % p->lists), ids = c->id_count[list];
     const uint32_t page_size = p->shape.page_size, stored = row->static_count[head];
     const uint32_t pages = kvf_row_pages(p, row);
     kvf_span *spans = a->spans + (size_t)list * a->spans_max;
@@ -66,24 +67,25 @@ static void assemble_list(const kvf_assemble_args *a, uint32_t list)
             &sums);
     KVF_ASSERT(n + ids <= a->spans_max);
     for (uint32_t i = 0; i < ids; i++) {
-        const size_t at = (size_t)list * a->ids_max + i;
+        const size_t at = (size_t)list * c->ids_max + i;
         kvf_span span;
-        kvf_assemble_home(a, row, list % p->lists, (uint32_t)a->ids[at],
+        kvf_assemble_home(p, row, list % p->lists, (uint32_t)c->ids[at],
                           a->masks ? a->masks[at] : 0, &span);
-        sums.misses += kvf_assemble_slot(a, row, list % p->lists, (uint32_t)a->slot_of_id[at],
-                                         a->missed[at], &span);
+        sums.misses += kvf_assemble_slot(a, row, list % p->lists, (uint32_t)c->slot_of_id[at],
+                                         c->missed[at], &span);
         n = add_span(spans, n, span, &sums);
         if (row->chosen_at)
-            note_choice(p, row, head, (uint32_t)a->ids[at]);
+            note_choice(p, row, head, (uint32_t)c->ids[at]);
     }
     a->span_count[list] = n;
-    count(a->counters, ids, &sums);
+    count(c->counters, ids, &sums);
 }
 
 void kvf_assemble_ref(const void *args, uint32_t task)
 {
     const kvf_assemble_args *a = args;
-    const uint32_t lists = a->rows * a->paging.lists, first = task * KVF_ASSEMBLE_LISTS;
+    const uint32_t lists = a->choices.rows * a->choices.paging.lists;
+    const uint32_t first = task * KVF_ASSEMBLE_LISTS;
     for (uint32_t l = first; l < kvf_min_u32(lists, first + KVF_ASSEMBLE_LISTS); l++)
         assemble_list(a, l);
 }

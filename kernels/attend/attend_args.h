@@ -12,6 +12,26 @@
 #include "cap.h"
 #include "slots.h"
 
+/* Pages that the lists of rows chose, the slots that resolve gave them, and what is missed. */
+typedef struct kvf_miss {
+    int32_t page; /* of the row */
+    int32_t slot;
+} kvf_miss;
+
+typedef struct kvf_choices {
+    kvf_paging paging;
+    uint32_t rows;
+    uint32_t ids_max;             /* stride of ids, of slot_of_id and of misses */
+    const kvf_row *row;           /* [rows] */
+    int32_t *ids;                 /* [rows * lists, ids_max] ascending */
+    uint32_t *id_count;           /* [rows * lists] */
+    int32_t *slot_of_id;          /* [rows * lists, ids_max] of resolve */
+    uint32_t *missed;             /* [rows * lists, ids_max] of resolve */
+    kvf_miss *misses;             /* [rows * lists, ids_max] of resolve */
+    uint32_t *miss_count;         /* [rows * lists] of resolve */
+    kvf_layer_counters *counters; /* added to, atomically */
+} kvf_choices;
+
 /* ---- assemble: what each list attends: static pages, window pages, then chosen pages by ascending
  * id. A chosen page lies in its slot; without slots it lies where it lives. How much of it a span
  * of a missed page says depends on how missed pages come. An idle list has no spans. A task is
@@ -28,29 +48,20 @@ typedef enum kvf_arrival {
 } kvf_arrival;
 
 typedef struct kvf_assemble_args {
-    kvf_paging paging;
-    uint32_t rows;
-    uint32_t ids_max;
+    kvf_choices choices; /* but misses */
     uint32_t spans_max;
     kvf_arrival arrival;
-    const kvf_row *row;           /* [rows] */
-    const int32_t *ids;           /* [rows * lists, ids_max] */
-    const uint32_t *id_count;     /* [rows * lists] */
-    const int32_t *slot_of_id;    /* [rows * lists, ids_max] */
-    const uint32_t *missed;       /* [rows * lists, ids_max] of resolve */
-    const uint64_t *masks;        /* [rows * lists, ids_max] more to skip; may be NULL */
-    kvf_span *spans;              /* [rows * lists, spans_max] out */
-    uint32_t *span_count;         /* [rows * lists] out */
-    kvf_layer_counters *counters; /* added to, atomically */
+    const uint64_t *masks; /* [rows * lists, ids_max] more to skip; may be NULL */
+    kvf_span *spans;       /* [rows * lists, spans_max] out */
+    uint32_t *span_count;  /* [rows * lists] out */
 } kvf_assemble_args;
 KVF_TASKS(assemble, kvf_assemble_args,
-          kvf_div_ceil_u32(a->rows * a->paging.lists, KVF_ASSEMBLE_LISTS))
+          kvf_div_ceil_u32(a->choices.rows * a->choices.paging.lists, KVF_ASSEMBLE_LISTS))
 
 /* Chosen page `page` of list `list` of a row as a span, where it lives. */
-KVF_INLINE void kvf_assemble_home(const kvf_assemble_args *a, const kvf_row *row, uint32_t list,
+KVF_INLINE void kvf_assemble_home(const kvf_paging *p, const kvf_row *row, uint32_t list,
                                   uint32_t page, uint64_t mask, kvf_span *span)
 {
-    const kvf_paging *p = &a->paging;
     const uint32_t head = kvf_list_head(p, list);
     span->page = kvf_row_home(p, row, page, head);
     span->home = NULL;
@@ -63,14 +74,14 @@ KVF_INLINE void kvf_assemble_home(const kvf_assemble_args *a, const kvf_row *row
 KVF_INLINE uint32_t kvf_assemble_slot(const kvf_assemble_args *a, const kvf_row *row, uint32_t list,
                                       uint32_t slot, uint32_t missed, kvf_span *span)
 {
-    const uint32_t head = kvf_list_head(&a->paging, list);
+    const uint32_t head = kvf_list_head(&a->choices.paging, list);
     const uint32_t stays = missed == KVF_MISSED_LATE && a->arrival == KVF_ARRIVES_BY_ATTEND;
     if (!row->slots)
         return missed == 1;
     if (stays)
         return 1;
     span->home = missed && a->arrival != KVF_ARRIVES_FIRST ? span->page : NULL;
-    span->page = kvf_row_slot(&a->paging, row, head, slot);
+    span->page = kvf_row_slot(&a->choices.paging, row, head, slot);
     return missed == 1;
 }
 

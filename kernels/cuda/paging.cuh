@@ -10,6 +10,7 @@
  * block, whose number is a multiple of 32; sums are of integers, so their order changes no bit.
  */
 
+#include "attend/attend_args.h"
 #include "cuda.cuh"
 #include "paging.h"
 
@@ -145,6 +146,13 @@ typedef struct kvf_chosen {
     uint32_t *missed;
     uint32_t count;
 } kvf_chosen;
+
+static __device__ __forceinline__ kvf_chosen kvf_chosen_of(const kvf_choices &c, uint32_t list,
+                                                           uint32_t count)
+{
+    const size_t first = (size_t)list * c.ids_max;
+    return {c.ids + first, c.slot_of_id + first, c.missed + first, count};
+}
 
 /* ---- tokens of pages ----
  * A move takes the token at `from`, key and value, to `to`, and to `also` unless that is NULL.

@@ -40,7 +40,7 @@ static __device__ __forceinline__ uint64_t kvf_slot_swap(uint64_t *word, uint64_
                      (unsigned long long)value);
 }
 
-/* The slot of a page, or UINT32_MAX; and its value in `missed` of kvf_resolve_args.
+/* The slot of a page, or UINT32_MAX; and its value in `missed` of kvf_choices.
  * A copy that is not true any more (`tag`) is brought anew, to the same slot. */
 struct kvf_slot_found {
     uint32_t slot;

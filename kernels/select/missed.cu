@@ -25,23 +25,24 @@ static __global__ void fetch_kernel(const __grid_constant__ kvf_fetch_args a)
 {
     kvf_wait_for_earlier();
     kvf_let_next_start();
-    const kvf_paging *p = &a.paging;
-    const uint32_t lists = a.rows * p->lists, first = blockIdx.x * FETCH_LISTS;
+    const kvf_choices &c = a.choices;
+    const kvf_paging *p = &c.paging;
+    const uint32_t lists = c.rows * p->lists, first = blockIdx.x * FETCH_LISTS;
     const uint32_t lane = threadIdx.x % KVF_WARP_LANES;
     const uint32_t list = first + threadIdx.x / KVF_WARP_LANES;
     uint64_t before = 0;
     for (uint32_t l = threadIdx.x; l < first; l += blockDim.x)
-        before += a.miss_count[l];
+        before += c.miss_count[l];
     before = kvf_block_sum(before, kvf_shared());
     if (list >= lists)
         return;
     uint32_t n = (uint32_t)before;
     for (uint32_t l = first; l < list; l++)
-        n += a.miss_count[l];
-    const uint32_t head = kvf_list_head(p, list % p->lists), count = a.miss_count[list];
-    const kvf_row *row = &a.row[list / p->lists];
+        n += c.miss_count[l];
+    const uint32_t head = kvf_list_head(p, list % p->lists), count = c.miss_count[list];
+    const kvf_row *row = &c.row[list / p->lists];
     for (uint32_t i = lane; i < count; i += KVF_WARP_LANES) {
-        const kvf_miss miss = a.misses[(size_t)list * a.ids_max + i];
+        const kvf_miss miss = c.misses[(size_t)list * c.ids_max + i];
         a.from[n + i] = kvf_row_home(p, row, (uint32_t)miss.page, head);
         a.to[n + i] = kvf_row_slot(p, row, head, (uint32_t)miss.slot);
     }
@@ -52,7 +53,8 @@ static __global__ void fetch_kernel(const __grid_constant__ kvf_fetch_args a)
 extern "C" int kvf_fetch_cuda(const void *args, uint32_t, void *stream)
 {
     const kvf_fetch_args *a = (const kvf_fetch_args *)args;
-    const uint32_t blocks = kvf_div_ceil_u32(a->rows * a->paging.lists, FETCH_LISTS);
+    const uint32_t lists = a->choices.rows * a->choices.paging.lists;
+    const uint32_t blocks = kvf_div_ceil_u32(lists, FETCH_LISTS);
     if (blocks == 0)
         return cudaSuccess;
     return kvf_cuda_launch_early<fetch_kernel>(dim3(blocks), dim3(FETCH_LISTS * KVF_WARP_LANES),
@@ -72,7 +74,7 @@ extern "C" int kvf_fetch_cuda(const void *args, uint32_t, void *stream)
 #define COLLECT_WORDS   8u /* of 16 bytes, per lane */
 
 static __global__ void __launch_bounds__(COLLECT_THREADS)
-    collect_pages(const __grid_constant__ kvf_collect_args a)
+    collect_pages(const __grid_constant__ kvf_choices a)
 {
     kvf_wait_for_earlier();
     kvf_let_next_start();

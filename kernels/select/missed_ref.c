@@ -20,14 +20,15 @@
 void kvf_fetch_ref(const void *args, uint32_t task)
 {
     const kvf_fetch_args *a = args;
-    const kvf_paging *p = &a->paging;
+    const kvf_choices *c = &a->choices;
+    const kvf_paging *p = &c->paging;
     uint32_t n = 0;
     (void)task;
-    for (uint32_t l = 0; l < a->rows * p->lists; l++) {
-        const kvf_row *row = &a->row[l / p->lists];
+    for (uint32_t l = 0; l < c->rows * p->lists; l++) {
+        const kvf_row *row = &c->row[l / p->lists];
         const uint32_t list = l % p->lists;
-        for (uint32_t i = 0; i < a->miss_count[l]; i++, n++) {
-            const kvf_miss miss = a->misses[(size_t)l * a->ids_max + i];
+        for (uint32_t i = 0; i < c->miss_count[l]; i++, n++) {
+            const kvf_miss miss = c->misses[(size_t)l * c->ids_max + i];
             a->from[n] = kvf_row_home(p, row, (uint32_t)miss.page, kvf_list_head(p, list));
             a->to[n] = kvf_row_slot(p, row, kvf_list_head(p, list), (uint32_t)miss.slot);
         }
@@ -42,7 +43,7 @@ void kvf_fetch_ref(const void *args, uint32_t task)
 
 void kvf_collect_ref(const void *args, uint32_t task)
 {
-    const kvf_collect_args *a = args;
+    const kvf_choices *a = args;
     const kvf_paging *p = &a->paging;
     const kvf_row *row = &a->row[task / p->lists];
     const uint32_t head = kvf_list_head(p, task % p->lists);

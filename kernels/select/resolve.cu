@@ -17,13 +17,11 @@
 #define BLOCKS  4u /* of a multiprocessor, at least: registers for what a warp holds of a bucket */
 
 static __global__ void __launch_bounds__(THREADS, BLOCKS)
-    resolve_list(const __grid_constant__ kvf_resolve_args a)
+    resolve_list(const __grid_constant__ kvf_choices a)
 {
     kvf_wait_for_earlier();
     kvf_let_next_start();
-    const size_t first = (size_t)blockIdx.x * a.ids_max;
-    const kvf_chosen chosen = {a.ids + first, a.slot_of_id + first, a.missed + first,
-                               a.id_count[blockIdx.x]};
+    const kvf_chosen chosen = kvf_chosen_of(a, blockIdx.x, a.id_count[blockIdx.x]);
     kvf_resolve_list(a, &a.row[blockIdx.x / a.paging.lists], blockIdx.x, chosen,
                      [](uint32_t, uint32_t) {});
 }

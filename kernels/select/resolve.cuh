@@ -20,9 +20,9 @@
 /* Writes slot and missed of what is chosen, which the block sees after, and the list's misses.
  * look(i, page) before a page's slot is looked for. */
 template <typename F>
-static __device__ __forceinline__ void kvf_resolve_list(const kvf_resolve_args &a,
-                                                        const kvf_row *row, uint32_t list,
-                                                        const kvf_chosen &chosen, const F &look)
+static __device__ __forceinline__ void kvf_resolve_list(const kvf_choices &a, const kvf_row *row,
+                                                        uint32_t list, const kvf_chosen &chosen,
+                                                        const F &look)
 {
     const kvf_paging *p = &a.paging;
     const kvf_slot_tables t = kvf_slot_tables_of(p, row, kvf_list_head(p, list % p->lists));

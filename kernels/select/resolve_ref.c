@@ -13,7 +13,7 @@
 
 /* Lists of a KV head: every `per` of each row. */
 typedef struct head_lists {
-    const kvf_resolve_args *a;
+    const kvf_choices *a;
     uint32_t head;
     uint32_t per;
 } head_lists;
@@ -27,7 +27,7 @@ static uint32_t list_at(const head_lists *h, uint32_t i)
  * before the first is looked at. */
 static void look_for(const head_lists *h, uint32_t list)
 {
-    const kvf_resolve_args *a = h->a;
+    const kvf_choices *a = h->a;
     const kvf_row *row = &a->row[list / a->paging.lists];
     const kvf_slot_tables t = kvf_slot_tables_of(&a->paging, row, h->head);
     const size_t first = (size_t)list * a->ids_max;
@@ -43,7 +43,7 @@ static void look_for(const head_lists *h, uint32_t list)
  * where they are. Returns how many. */
 static uint32_t look_up(const head_lists *h, uint32_t list)
 {
-    const kvf_resolve_args *a = h->a;
+    const kvf_choices *a = h->a;
     const kvf_row *row = &a->row[list / a->paging.lists];
     const kvf_slot_tables t = kvf_slot_tables_of(&a->paging, row, h->head);
     uint32_t voided = 0;
@@ -70,7 +70,7 @@ static uint32_t look_up(const head_lists *h, uint32_t list)
 /* A slot for a page that has none; the call brings it, for this list or for one before it. */
 static void place(const head_lists *h, uint32_t list, size_t at)
 {
-    const kvf_resolve_args *a = h->a;
+    const kvf_choices *a = h->a;
     const kvf_row *row = &a->row[list / a->paging.lists];
     const kvf_slot_tables t = kvf_slot_tables_of(&a->paging, row, h->head);
     const uint32_t page = kvf_row_pool_page(&a->paging, row, (uint32_t)a->ids[at]);
@@ -88,7 +88,7 @@ static void place(const head_lists *h, uint32_t list, size_t at)
 
 static void place_list(const head_lists *h, uint32_t list)
 {
-    const kvf_resolve_args *a = h->a;
+    const kvf_choices *a = h->a;
     const size_t first = (size_t)list * a->ids_max;
     uint32_t count = 0;
     for (size_t at = first; at < first + a->id_count[list]; at++) {
@@ -102,7 +102,7 @@ static void place_list(const head_lists *h, uint32_t list)
 
 void kvf_resolve_ref(const void *args, uint32_t task)
 {
-    const kvf_resolve_args *a = args;
+    const kvf_choices *a = args;
     const head_lists h = {.a = a, .head = task, .per = a->paging.lists / a->paging.kv_heads};
     uint32_t voided = 0;
     for (uint32_t i = 0; i < a->rows * h.per; i++)

@@ -47,11 +47,12 @@ static __device__ __forceinline__ int32_t *held_ids(void)
 static __device__ __forceinline__ kvf_chosen chosen_of(const kvf_select_args &a, uint32_t list,
                                                        uint32_t count)
 {
+    const kvf_choices &c = a.assemble.choices;
+    const kvf_chosen in_place = kvf_chosen_of(c, list, count);
     int32_t *held = held_ids();
-    const size_t first = (size_t)list * a.ids_max;
-    if (a.ids_max > IDS_HELD)
-        return {a.ids + first, a.slot_of_id + first, a.missed + first, count};
-    return {a.k ? held : a.ids + first, held + a.ids_max, (uint32_t *)held + 2 * a.ids_max, count};
+    if (c.ids_max > IDS_HELD)
+        return in_place;
+    return {a.k ? held : in_place.ids, held + c.ids_max, (uint32_t *)held + 2 * c.ids_max, count};
 }
 
 /* A word of the row for each thread: the block that comes last reads it again and again. It is
@@ -72,7 +73,8 @@ static_assert(KVF_MASS_PAGES == KVF_TOPK_ITEMS, "parts are aligned for a thread'
 /* Where keys are, if scores come from masses. */
 static __device__ __forceinline__ uint32_t *held_keys(const kvf_select_args &a)
 {
-    return (uint32_t *)(held_ids() + (a.ids_max <= IDS_HELD ? kvf_round_up(3 * a.ids_max, 4) : 0));
+    const uint32_t ids_max = a.assemble.choices.ids_max;
+    return (uint32_t *)(held_ids() + (ids_max <= IDS_HELD ? kvf_round_up(3 * ids_max, 4) : 0));
 }
 
 /* Keys of the block's part of a list, of N pages of a thread at a time. */
@@ -120,46 +122,48 @@ template <uint32_t N>
 static __global__ void __launch_bounds__(KVF_TOPK_THREADS_MAX)
     select_list(const __grid_constant__ kvf_select_args a, const __grid_constant__ kvf_topk_grid g)
 {
-    const uint32_t list = blockIdx.x / g.parts, of_row = list % a.paging.lists;
-    const size_t first = (size_t)list * a.ids_max;
+    const kvf_choices &c = a.assemble.choices;
+    const uint64_t *masks = a.assemble.masks;
+    const uint32_t list = blockIdx.x / g.parts, of_row = list % c.paging.lists;
+    const size_t first = (size_t)list * c.ids_max;
     select_state *s = (select_state *)kvf_shared();
     kvf_wait_for_earlier();
     kvf_let_next_start();
-    ask_row(&s->row, &a.row[list / a.paging.lists]);
+    ask_row(&s->row, &c.row[list / c.paging.lists]);
     uint32_t count;
     if (a.k) {
-        count = choose<N>(a, &s->top, g, a.ids_max <= IDS_HELD ? held_ids() : a.ids + first);
+        count = choose<N>(a, &s->top, g, c.ids_max <= IDS_HELD ? held_ids() : c.ids + first);
         kvf_async_wait<0>();
         if (count == UINT32_MAX)
             return;
         if (threadIdx.x == 0)
-            a.id_count[list] = count;
+            c.id_count[list] = count;
     } else {
-        count = a.id_count[list];
+        count = c.id_count[list];
         kvf_async_wait<0>();
     }
-    const kvf_assemble_args assemble = kvf_select_assemble(&a);
     const kvf_chosen chosen = chosen_of(a, list, count);
     kvf_span span = {};
     __syncthreads();
-    kvf_resolve_list(kvf_select_resolve(&a), &s->row, list, chosen, [&](uint32_t i, uint32_t page) {
+    kvf_resolve_list(c, &s->row, list, chosen, [&](uint32_t i, uint32_t page) {
         if (i == threadIdx.x) /* loads that wait for nothing */
-            kvf_assemble_home(&assemble, &s->row, of_row, page, a.masks ? a.masks[first + i] : 0,
+            kvf_assemble_home(&c.paging, &s->row, of_row, page, masks ? masks[first + i] : 0,
                               &span);
     });
 #pragma unroll 1
-    for (uint32_t i = threadIdx.x; i < count && a.ids_max <= IDS_HELD; i += blockDim.x) {
-        a.ids[first + i] = chosen.ids[i];
-        a.slot_of_id[first + i] = chosen.slot[i];
-        a.missed[first + i] = chosen.missed[i];
+    for (uint32_t i = threadIdx.x; i < count && c.ids_max <= IDS_HELD; i += blockDim.x) {
+        c.ids[first + i] = chosen.ids[i];
+        c.slot_of_id[first + i] = chosen.slot[i];
+        c.missed[first + i] = chosen.missed[i];
     }
-    kvf_assemble_list(assemble, &s->row, list, chosen, &span, s->scratch);
+    kvf_assemble_list(a.assemble, &s->row, list, chosen, &span, s->scratch);
 }
 
 /* Shared memory in front of keys. */
 static size_t front_bytes(const kvf_select_args *a)
 {
-    const size_t held = a->ids_max <= IDS_HELD ? kvf_round_up(3 * a->ids_max, 4) : 0;
+    const uint32_t ids_max = a->assemble.choices.ids_max;
+    const size_t held = ids_max <= IDS_HELD ? kvf_round_up(3 * ids_max, 4) : 0;
     return sizeof(select_state) + held * sizeof(uint32_t);
 }
 

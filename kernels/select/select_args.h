@@ -157,25 +157,7 @@ KVF_TASKS(mask, kvf_mask_args, a->paging.lists)
  * at once, may give others away, and each may bring what two want. Both keep this: a page has
  * one slot, a slot one page, every chosen page is in its slot or comes into it, hits and misses are
  * what was chosen. A task is a KV head. */
-typedef struct kvf_miss {
-    int32_t page; /* of the row */
-    int32_t slot;
-} kvf_miss;
-
-typedef struct kvf_resolve_args {
-    kvf_paging paging;
-    uint32_t rows;
-    uint32_t ids_max;             /* stride of ids, of slot_of_id and of misses */
-    const kvf_row *row;           /* [rows] */
-    const int32_t *ids;           /* [rows * lists, ids_max] ascending */
-    const uint32_t *id_count;     /* [rows * lists] */
-    int32_t *slot_of_id;          /* [rows * lists, ids_max] out */
-    uint32_t *missed;             /* [rows * lists, ids_max] out */
-    kvf_miss *misses;             /* [rows * lists, ids_max] out */
-    uint32_t *miss_count;         /* [rows * lists] out */
-    kvf_layer_counters *counters; /* added to, atomically */
-} kvf_resolve_args;
-KVF_TASKS(resolve, kvf_resolve_args, a->rows ? a->paging.kv_heads : 0)
+KVF_TASKS(resolve, kvf_choices, a->rows ? a->paging.kv_heads : 0)
 
 /* ---- admit: pages of blocks that are sealed by this call into slots ----
  * A page takes a free slot of its bucket, or that of the page that was used longest ago, but not of
@@ -208,14 +190,9 @@ KVF_INLINE const char *kvf_admit_from(const kvf_paging *p, const kvf_row *row, u
  * device runs them by themselves.
  */
 typedef struct kvf_select_args {
-    kvf_paging paging;
-    uint32_t rows;
-    uint32_t ids_max;
-    uint32_t spans_max;
+    kvf_assemble_args assemble;  /* of assemble, and with its choices of resolve and topk */
     uint32_t stride;             /* stride of scores */
     uint32_t work_stride;        /* of topk */
-    kvf_arrival arrival;         /* of assemble */
-    const kvf_row *row;          /* [rows] */
     const float *scores;         /* [rows * lists, stride], of topk */
     kvf_reduce_mass_args masses; /* mass NULL: scores are given. Else with topk; its lists, lengths
                                     and stride are those of topk */
@@ -223,98 +200,39 @@ typedef struct kvf_select_args {
     const uint32_t *k;           /* [rows * lists], of topk; NULL = no topk */
     uint32_t *work;              /* of topk */
     uint32_t *arrived;           /* of topk */
-    int32_t *ids;                /* [rows * lists, ids_max] */
-    uint32_t *id_count;          /* [rows * lists] */
-    int32_t *slot_of_id;         /* [rows * lists, ids_max] out */
-    uint32_t *missed;            /* [rows * lists, ids_max] out */
-    kvf_miss *misses;            /* [rows * lists, ids_max] out */
-    uint32_t *miss_count;        /* [rows * lists] out */
-    const uint64_t *masks;       /* of assemble; may be NULL */
-    kvf_span *spans;             /* [rows * lists, spans_max] out */
-    uint32_t *span_count;        /* [rows * lists] out */
-    kvf_layer_counters *counters;
 } kvf_select_args;
-KVF_TASKS(select, kvf_select_args, a->rows != 0)
+KVF_TASKS(select, kvf_select_args, a->assemble.choices.rows != 0)
 
-/* The arguments of its parts. */
+/* The arguments of its topk. */
 KVF_INLINE kvf_topk_args kvf_select_topk(const kvf_select_args *a)
 {
+    const kvf_choices *c = &a->assemble.choices;
     kvf_topk_args top;
-    top.lists = a->rows * a->paging.lists;
+    top.lists = c->rows * c->paging.lists;
     top.stride = a->stride;
-    top.ids_max = a->ids_max;
+    top.ids_max = c->ids_max;
     top.work_stride = a->work_stride;
     top.scores = a->scores;
     top.first = NULL;
     top.count = a->count;
     top.k = a->k;
-    top.ids = a->ids;
-    top.id_count = a->id_count;
+    top.ids = c->ids;
+    top.id_count = c->id_count;
     top.work = a->work;
     top.arrived = a->arrived;
     return top;
 }
 
-KVF_INLINE kvf_resolve_args kvf_select_resolve(const kvf_select_args *a)
-{
-    kvf_resolve_args resolve;
-    resolve.paging = a->paging;
-    resolve.rows = a->rows;
-    resolve.ids_max = a->ids_max;
-    resolve.row = a->row;
-    resolve.ids = a->ids;
-    resolve.id_count = a->id_count;
-    resolve.slot_of_id = a->slot_of_id;
-    resolve.missed = a->missed;
-    resolve.misses = a->misses;
-    resolve.miss_count = a->miss_count;
-    resolve.counters = a->counters;
-    return resolve;
-}
-
-KVF_INLINE kvf_assemble_args kvf_select_assemble(const kvf_select_args *a)
-{
-    kvf_assemble_args assemble;
-    assemble.paging = a->paging;
-    assemble.rows = a->rows;
-    assemble.ids_max = a->ids_max;
-    assemble.spans_max = a->spans_max;
-    assemble.row = a->row;
-    assemble.ids = a->ids;
-    assemble.id_count = a->id_count;
-    assemble.slot_of_id = a->slot_of_id;
-    assemble.arrival = a->arrival;
-    assemble.missed = a->missed;
-    assemble.masks = a->masks;
-    assemble.spans = a->spans;
-    assemble.span_count = a->span_count;
-    assemble.counters = a->counters;
-    return assemble;
-}
-
 /* ---- collect: the misses of all lists into their slots, where a step has no transfer engine ----
  * A task is a list. */
-typedef struct kvf_collect_args {
-    kvf_paging paging;
-    uint32_t rows;
-    uint32_t ids_max;
-    const kvf_row *row;         /* [rows] */
-    const kvf_miss *misses;     /* [rows * lists, ids_max] */
-    const uint32_t *miss_count; /* [rows * lists] */
-} kvf_collect_args;
-KVF_TASKS(collect, kvf_collect_args, a->rows * a->paging.lists)
+KVF_TASKS(collect, kvf_choices, a->rows * a->paging.lists)
 
 /* ---- fetch: the misses of all lists as addresses, in list order. One task. ---- */
 typedef struct kvf_fetch_args {
-    kvf_paging paging;
-    uint32_t rows;
-    uint32_t ids_max;
-    const kvf_row *row;         /* [rows] */
-    const kvf_miss *misses;     /* [rows * lists, ids_max] */
-    const uint32_t *miss_count; /* [rows * lists] */
-    const void **from;          /* out */
-    void **to;                  /* out */
-    uint32_t *count;            /* [1] out */
+    kvf_choices choices;
+    const void **from; /* out */
+    void **to;         /* out */
+    uint32_t *count;   /* [1] out */
 } kvf_fetch_args;
 KVF_TASKS(fetch, kvf_fetch_args, 1)
 

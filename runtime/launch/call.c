@@ -206,6 +206,21 @@ kvf_status kvf_call_refuse(kvf_call *call, kvf_status status)
     return ended == KVF_OK ? status : ended;
 }
 
+kvf_choices kvf_call_choices(const kvf_call *call, const kvf_choice *choice)
+{
+    return (kvf_choices){.paging = call->kv_group->dims.paging,
+                         .rows = call->rows,
+                         .ids_max = choice->ids_max,
+                         .row = call->row,
+                         .ids = choice->ids,
+                         .id_count = choice->id_count,
+                         .slot_of_id = choice->slot_of_id,
+                         .missed = choice->missed,
+                         .misses = choice->misses,
+                         .miss_count = choice->miss_count,
+                         .counters = kvf_counters_device(call->kv_group, call->index)};
+}
+
 kvf_status kvf_call_stamp(kvf_call *call, uint64_t *sum)
 {
     const kvf_stamp_args args = {.last = call->cache->words_device.stamp, .sum = sum};

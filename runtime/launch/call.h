@@ -104,6 +104,9 @@ static inline const kvf_layer_attention *kvf_call_attention(const kvf_call *call
     return &call->cache->attention[call->layer];
 }
 
+/* Choices of the call's lists, as kernels take them. */
+kvf_choices kvf_call_choices(const kvf_call *call, const kvf_choice *choice);
+
 /* Launch a kernel of the table: arguments by value. */
 #define KVF_LAUNCH(call, op, args) KVF_ENQUEUE((call)->stream, op, args)
 

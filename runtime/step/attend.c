@@ -14,44 +14,15 @@
 #include "fetch.h"
 #include "select.h"
 
-static kvf_status resolve(kvf_call *call)
+static kvf_assemble_args assemble_args(const kvf_call *call, kvf_arrival arrival)
 {
     const kvf_kv_group *kv_group = call->kv_group;
-    const kvf_choice *now = &kv_group->tables.now;
-    const kvf_resolve_args args = {.paging = kv_group->dims.paging,
-                                   .rows = call->rows,
-                                   .ids_max = now->ids_max,
-                                   .row = call->row,
-                                   .ids = now->ids,
-                                   .id_count = now->id_count,
-                                   .slot_of_id = now->slot_of_id,
-                                   .missed = now->missed,
-                                   .misses = now->misses,
-                                   .miss_count = now->miss_count,
-                                   .counters = kvf_counters_device(kv_group, call->index)};
-    return KVF_LAUNCH(call, resolve, args);
-}
-
-static kvf_status assemble_spans(kvf_call *call)
-{
-    const kvf_kv_group *kv_group = call->kv_group;
-    const kvf_tables *t = &kv_group->tables;
-    const kvf_choice *now = &t->now;
-    const kvf_assemble_args assemble = {.paging = kv_group->dims.paging,
-                                        .rows = call->rows,
-                                        .ids_max = kv_group->dims.ids_max,
-                                        .spans_max = kv_group->dims.spans_max,
-                                        .row = call->row,
-                                        .arrival = KVF_ARRIVES_BY_FETCH,
-                                        .ids = now->ids,
-                                        .id_count = now->id_count,
-                                        .slot_of_id = now->slot_of_id,
-                                        .missed = now->missed,
-                                        .masks = call->masks,
-                                        .spans = t->spans,
-                                        .span_count = t->span_count,
-                                        .counters = kvf_counters_device(kv_group, call->index)};
-    return KVF_LAUNCH(call, assemble, assemble);
+    return (kvf_assemble_args){.choices = kvf_call_choices(call, &kv_group->tables.now),
+                               .spans_max = kv_group->dims.spans_max,
+                               .arrival = arrival,
+                               .masks = call->masks,
+                               .spans = kv_group->tables.spans,
+                               .span_count = kv_group->tables.span_count};
 }
 
 /* All of it in one launch. */
@@ -61,48 +32,29 @@ static kvf_status select_at_once(kvf_call *call)
     const kvf_tables *t = &kv_group->tables;
     /* Each of several sub-groups would bring what the group misses. */
     const bool is_large = kv_group->dims.paging.group > KVF_SUBGROUP_HEADS;
+    const bool comes_first = call->shared.any || is_large;
     const kvf_select_args select = {
-        .paging = kv_group->dims.paging,
-        .rows = call->rows,
-        .ids_max = kv_group->dims.ids_max,
-        .spans_max = kv_group->dims.spans_max,
+        .assemble = assemble_args(call, comes_first ? KVF_ARRIVES_FIRST : KVF_ARRIVES_BY_ATTEND),
         .stride = call->stride,
         .work_stride = kv_group->dims.paging.pages_max,
-        .arrival = call->shared.any || is_large ? KVF_ARRIVES_FIRST : KVF_ARRIVES_BY_ATTEND,
-        .row = call->row,
         .scores = kv_group->policy->per_query_head ? t->scores : t->reduced,
         .masses = kvf_select_masses(call),
         .count = call->choose_pages,
         .k = kvf_topk_is_fused(call) ? t->choose : NULL,
         .work = t->topk_work,
-        .arrived = t->arrived,
-        .ids = t->now.ids,
-        .id_count = t->now.id_count,
-        .slot_of_id = t->now.slot_of_id,
-        .missed = t->now.missed,
-        .misses = t->now.misses,
-        .miss_count = t->now.miss_count,
-        .masks = call->masks,
-        .spans = t->spans,
-        .span_count = t->span_count,
-        .counters = kvf_counters_device(kv_group, call->index)};
-    const kvf_collect_args collect = {.paging = select.paging,
-                                      .rows = select.rows,
-                                      .ids_max = select.ids_max,
-                                      .row = select.row,
-                                      .misses = select.misses,
-                                      .miss_count = select.miss_count};
+        .arrived = t->arrived};
     KVF_TRY(KVF_LAUNCH(call, select, select));
-    return select.arrival == KVF_ARRIVES_FIRST ? KVF_LAUNCH(call, collect, collect) : KVF_OK;
+    return comes_first ? KVF_LAUNCH(call, collect, select.assemble.choices) : KVF_OK;
 }
 
 kvf_status kvf_call_place(kvf_call *call)
 {
     if (call->is_fused)
         return select_at_once(call);
-    KVF_TRY(resolve(call));
+    const kvf_assemble_args assemble = assemble_args(call, KVF_ARRIVES_BY_FETCH);
+    KVF_TRY(KVF_LAUNCH(call, resolve, assemble.choices));
     KVF_TRY(kvf_fetch_begin(call));
-    KVF_TRY(assemble_spans(call));
+    KVF_TRY(KVF_LAUNCH(call, assemble, assemble));
     return kvf_fetch_mark(call);
 }
 

@@ -14,12 +14,7 @@
 static kvf_status submit(kvf_call *call, const kvf_choice *c)
 {
     const kvf_kv_group *kv_group = call->kv_group;
-    const kvf_fetch_args fetch = {.paging = kv_group->dims.paging,
-                                  .rows = call->rows,
-                                  .ids_max = c->ids_max,
-                                  .row = call->row,
-                                  .misses = c->misses,
-                                  .miss_count = c->miss_count,
+    const kvf_fetch_args fetch = {.choices = kvf_call_choices(call, c),
                                   .from = c->from,
                                   .to = c->to,
                                   .count = c->fetch_count};

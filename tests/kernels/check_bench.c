@@ -436,28 +436,28 @@ static kvf_reduce_mass_args reduce_mass_args(const layers *d, uint32_t first, ui
 static kvf_select_args select_args(const layers *d, uint32_t first, uint32_t rows)
 {
     const size_t list = (size_t)first * HEADS;
-    return (kvf_select_args){.paging = d->b.paging,
-                             .rows = rows,
-                             .ids_max = SPANS,
-                             .spans_max = SPANS_MAX,
+    return (kvf_select_args){.assemble = {.choices = {.paging = d->b.paging,
+                                                      .rows = rows,
+                                                      .ids_max = SPANS,
+                                                      .row = d->row + first,
+                                                      .ids = d->ids + list * SPANS,
+                                                      .id_count = d->id_count + list,
+                                                      .slot_of_id = d->slot_of_id + list * SPANS,
+                                                      .missed = d->missed + list * SPANS,
+                                                      .misses = d->misses + list * SPANS,
+                                                      .miss_count = d->miss_count + list,
+                                                      .counters = d->counters + first},
+                                          .spans_max = SPANS_MAX,
+                                          .arrival = KVF_ARRIVES_BY_ATTEND,
+                                          .spans = d->spans + list * SPANS_MAX,
+                                          .span_count = d->span_count + list},
                              .stride = d->b.pages,
                              .work_stride = d->b.pages,
-                             .row = d->row + first,
                              .scores = d->scores + list * d->b.pages,
                              .count = d->page_count + list,
                              .k = d->choose + list,
                              .work = d->work + list * d->b.pages,
-                             .arrived = d->arrived + list,
-                             .ids = d->ids + list * SPANS,
-                             .id_count = d->id_count + list,
-                             .arrival = KVF_ARRIVES_BY_ATTEND,
-                             .slot_of_id = d->slot_of_id + list * SPANS,
-                             .missed = d->missed + list * SPANS,
-                             .misses = d->misses + list * SPANS,
-                             .miss_count = d->miss_count + list,
-                             .spans = d->spans + list * SPANS_MAX,
-                             .span_count = d->span_count + list,
-                             .counters = d->counters + first};
+                             .arrived = d->arrived + list};
 }
 
 /* With reduce_mass in the same launch. */

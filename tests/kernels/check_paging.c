@@ -362,7 +362,7 @@ static void mask_case(check *c)
 }
 
 /* Ascending pages of every list and their numbers, and a slot and a miss for each. */
-static void make_ids(check *c, const check_rows *w, kvf_assemble_args *a)
+static void make_ids(check *c, const check_rows *w, kvf_choices *a)
 {
     const uint32_t lists = w->rows * w->p.lists;
     const size_t all = (size_t)lists * a->ids_max;
@@ -390,26 +390,27 @@ static void assemble_case(check *c, uint32_t rows, uint32_t blocks_max)
                     .pool_blocks = 20))
         return;
     const uint32_t lists = w.rows * w.p.lists;
-    kvf_assemble_args a = {.paging = w.p,
-                           .rows = w.rows,
-                           .arrival = (kvf_arrival)check_below(c, 3),
-                           .ids_max = 1 + check_below(c, w.p.pages_max),
-                           .row = w.row,
-                           .counters = w.counters};
-    a.spans_max = w.p.static_pages + w.p.ring_blocks * w.p.block_pages + a.ids_max;
-    make_ids(c, &w, &a);
+    kvf_assemble_args a = {.arrival = (kvf_arrival)check_below(c, 3),
+                           .choices = {.paging = w.p,
+                                       .rows = w.rows,
+                                       .ids_max = 1 + check_below(c, w.p.pages_max),
+                                       .row = w.row,
+                                       .counters = w.counters}};
+    const uint32_t ids_max = a.choices.ids_max;
+    a.spans_max = w.p.static_pages + w.p.ring_blocks * w.p.block_pages + ids_max;
+    make_ids(c, &w, &a.choices);
     if (check_below(c, 2)) {
-        uint64_t *masks = check_in(c, (size_t)lists * a.ids_max * sizeof *masks);
-        check_noise(c, masks, (size_t)lists * a.ids_max * sizeof *masks);
+        uint64_t *masks = check_in(c, (size_t)lists * ids_max * sizeof *masks);
+        check_noise(c, masks, (size_t)lists * ids_max * sizeof *masks);
         a.masks = masks;
     }
     a.spans = check_changed(c, "spans", (size_t)lists * a.spans_max * sizeof *a.spans);
     a.span_count = check_changed(c, "span_count", lists * sizeof *a.span_count);
-    check_track(c, "counters", a.counters, sizeof *a.counters);
+    check_track(c, "counters", w.counters, sizeof *w.counters);
     for (uint32_t b = 0; b < w.rows; b++)
         check_track(c, "chosen_at", w.row[b].chosen_at,
                     (size_t)w.p.kv_heads * w.p.pages_max * sizeof *w.row[b].chosen_at);
-    const uint64_t before = a.counters->tokens_attended;
+    const uint64_t before = w.counters->tokens_attended;
     uint64_t tokens = 0;
     CHECK_BOTH(c, assemble, &a);
     for (uint32_t l = 0; l < lists; l++)
@@ -417,20 +418,20 @@ static void assemble_case(check *c, uint32_t rows, uint32_t blocks_max)
             const kvf_span *s = &a.spans[(size_t)l * a.spans_max + i];
             tokens += (uint64_t)__builtin_popcountll(kvf_live_bits(s->count, s->skip));
         }
-    if (a.counters->tokens_attended != before + tokens)
+    if (w.counters->tokens_attended != before + tokens)
         check_fail(c, "%llu tokens in spans, %llu counted", (unsigned long long)tokens,
-                   (unsigned long long)(a.counters->tokens_attended - before));
+                   (unsigned long long)(w.counters->tokens_attended - before));
 }
 
 /* Scores of every list, and how many pages of them are wanted. */
 static float *make_scores(check *c, const check_rows *w, kvf_select_args *a)
 {
-    const uint32_t lists = w->rows * w->p.lists;
+    const uint32_t lists = w->rows * w->p.lists, ids_max = a->assemble.choices.ids_max;
     float *scores = check_in(c, (size_t)lists * a->stride * sizeof *scores);
     uint32_t *count = check_in(c, lists * sizeof *count), *k = check_in(c, lists * sizeof *k);
     for (uint32_t l = 0; l < lists; l++) {
         count[l] = kvf_row_sealed_pages(&w->p, &w->row[l / w->p.lists]);
-        k[l] = check_below(c, 4) ? a->ids_max : check_below(c, a->ids_max + 1);
+        k[l] = check_below(c, 4) ? ids_max : check_below(c, ids_max + 1);
     }
     a->scores = scores;
     a->count = count;
@@ -441,16 +442,18 @@ static float *make_scores(check *c, const check_rows *w, kvf_select_args *a)
 /* Every chosen page is attended in a slot of its own list; those that were chosen before, too. */
 static void expect_chosen(check *c, const check_rows *w, const kvf_select_args *a, bool again)
 {
+    const kvf_assemble_args *assemble = &a->assemble;
+    const kvf_choices *choices = &assemble->choices;
     for (uint32_t l = 0; l < w->rows * w->p.lists; l++) {
         const kvf_row *row = &w->row[l / w->p.lists];
-        const kvf_span *chosen =
-            a->spans + (size_t)l * a->spans_max + a->span_count[l] - a->id_count[l];
-        if (again && a->miss_count[l] != 0)
-            check_fail(c, "list %u misses %u pages that it just chose", l, a->miss_count[l]);
-        for (uint32_t i = 0; i < a->id_count[l]; i++) {
-            const int32_t id = a->ids[l * a->ids_max + i];
+        const kvf_span *chosen = assemble->spans + (size_t)l * assemble->spans_max +
+                                 assemble->span_count[l] - choices->id_count[l];
+        if (again && choices->miss_count[l] != 0)
+            check_fail(c, "list %u misses %u pages that it just chose", l, choices->miss_count[l]);
+        for (uint32_t i = 0; i < choices->id_count[l]; i++) {
+            const int32_t id = choices->ids[l * choices->ids_max + i];
             const int32_t slot = kvf_row_slot_of(&w->p, row, l % w->p.lists, (uint32_t)id);
-            if (slot < 0 || slot != a->slot_of_id[l * a->ids_max + i] ||
+            if (slot < 0 || slot != choices->slot_of_id[l * choices->ids_max + i] ||
                 chosen[i].page != kvf_row_slot(&w->p, row, l % w->p.lists, (uint32_t)slot))
                 check_fail(c, "list %u: page %d is not attended in its slot", l, id);
         }
@@ -463,7 +466,7 @@ static void make_scored(check *c, const check_rows *w, kvf_select_args *a, bool 
 {
     static const kvf_group_reduce kinds[] = {KVF_GROUP_MAX, KVF_GROUP_SUM};
     const kvf_kernels *const table = c->cuda ? c->var : c->ref;
-    const uint32_t lists = a->rows * w->p.lists;
+    const uint32_t lists = w->rows * w->p.lists;
     a->masses = (kvf_reduce_mass_args){
         .kind = check_below(c, 5) ? KVF_GROUP_MEAN_SOFTMAX : kinds[check_below(c, 2)],
         .page_size = w->p.shape.page_size,
@@ -510,16 +513,17 @@ static void select_case(check *c, uint32_t rows, uint32_t blocks_max, uint32_t i
                              .pool_blocks = blocks_max});
     check_rows_describe(c, &w, "select");
     const uint32_t lists = w.rows * w.p.lists;
-    kvf_select_args a = {.paging = w.p,
-                         .rows = w.rows,
-                         .ids_max = kvf_min_u32(ids_max, w.p.pages_max),
-                         .stride = stride_of(c, w.p.pages_max),
-                         .work_stride = w.p.pages_max,
-                         .arrival = (kvf_arrival)check_below(c, 3),
-                         .row = w.row,
-                         .counters = w.counters};
-    const size_t ids = (size_t)lists * a.ids_max;
-    a.spans_max = w.p.static_pages + w.p.ring_blocks * w.p.block_pages + a.ids_max;
+    kvf_select_args a = {.stride = stride_of(c, w.p.pages_max), .work_stride = w.p.pages_max};
+    kvf_assemble_args *assemble = &a.assemble;
+    kvf_choices *choices = &assemble->choices;
+    *choices = (kvf_choices){.paging = w.p,
+                             .rows = w.rows,
+                             .ids_max = kvf_min_u32(ids_max, w.p.pages_max),
+                             .row = w.row,
+                             .counters = w.counters};
+    const size_t ids = (size_t)lists * choices->ids_max;
+    assemble->arrival = (kvf_arrival)check_below(c, 3);
+    assemble->spans_max = w.p.static_pages + w.p.ring_blocks * w.p.block_pages + choices->ids_max;
     float *scores = make_scores(c, &w, &a);
     a.work = check_out(c, (size_t)lists * a.work_stride * sizeof *a.work);
     a.arrived = check_out(c, lists * sizeof *a.arrived);
@@ -529,19 +533,23 @@ static void select_case(check *c, uint32_t rows, uint32_t blocks_max, uint32_t i
         void *at;
         size_t bytes;
     } out[] = {
-        {"ids", a.ids = check_out(c, ids * sizeof *a.ids), ids * sizeof *a.ids},
-        {"id_count", a.id_count = check_out(c, lists * 4), lists * sizeof *a.id_count},
-        {"missed", a.missed = check_out(c, ids * 4), ids * sizeof *a.missed},
-        {"miss_count", a.miss_count = check_out(c, lists * 4), lists * sizeof *a.miss_count},
-        {"span_count", a.span_count = check_out(c, lists * 4), lists * sizeof *a.span_count},
+        {"ids", choices->ids = check_out(c, ids * sizeof *choices->ids),
+         ids * sizeof *choices->ids},
+        {"id_count", choices->id_count = check_out(c, lists * 4),
+         lists * sizeof *choices->id_count},
+        {"missed", choices->missed = check_out(c, ids * 4), ids * sizeof *choices->missed},
+        {"miss_count", choices->miss_count = check_out(c, lists * 4),
+         lists * sizeof *choices->miss_count},
+        {"span_count", assemble->span_count = check_out(c, lists * 4),
+         lists * sizeof *assemble->span_count},
         {"arrived", a.arrived, lists * sizeof *a.arrived},
-        {"counters", a.counters, sizeof *a.counters},
+        {"counters", w.counters, sizeof *w.counters},
     };
     for (size_t i = 0; i < sizeof out / sizeof *out; i++)
         check_track(c, out[i].name, out[i].at, out[i].bytes);
-    a.slot_of_id = check_out(c, ids * sizeof *a.slot_of_id);
-    a.misses = check_out(c, ids * sizeof *a.misses);
-    a.spans = check_out(c, (size_t)lists * a.spans_max * sizeof *a.spans);
+    choices->slot_of_id = check_out(c, ids * sizeof *choices->slot_of_id);
+    choices->misses = check_out(c, ids * sizeof *choices->misses);
+    assemble->spans = check_out(c, (size_t)lists * assemble->spans_max * sizeof *assemble->spans);
     check_track(c, NULL, w.slot_of_page, (size_t)w.p.kv_heads * w.p.pool_pages * sizeof(int32_t));
     check_track(c, NULL, w.slot_words, (size_t)w.p.kv_heads * w.p.slots * sizeof(uint64_t));
     for (uint32_t turn = 0; turn < 4; turn++) {
@@ -567,23 +575,26 @@ static void fetch_case(check *c, uint32_t rows)
                     .pages = (kvf_pages)check_below(c, 3), .pool_blocks = 6))
         return;
     const uint32_t lists = w.rows * w.p.lists;
-    kvf_fetch_args a = {
-        .paging = w.p, .rows = w.rows, .ids_max = 1 + check_below(c, 70), .row = w.row};
-    kvf_miss *misses = check_in(c, (size_t)lists * a.ids_max * sizeof *misses);
+    const uint32_t ids_max = 1 + check_below(c, 70);
+    kvf_miss *misses = check_in(c, (size_t)lists * ids_max * sizeof *misses);
     uint32_t *count = check_in(c, lists * sizeof *count), sum = 0;
     for (uint32_t l = 0; l < lists; l++) {
         const uint32_t sealed = kvf_row_sealed_pages(&w.p, &w.row[l / w.p.lists]);
-        count[l] = sealed && check_below(c, 4) ? check_below(c, a.ids_max + 1) : 0;
+        count[l] = sealed && check_below(c, 4) ? check_below(c, ids_max + 1) : 0;
         sum += count[l];
         for (uint32_t i = 0; i < count[l]; i++)
-            misses[(size_t)l * a.ids_max + i] =
+            misses[(size_t)l * ids_max + i] =
                 (kvf_miss){(int32_t)check_below(c, sealed), (int32_t)check_below(c, w.p.slots)};
     }
-    a.misses = misses;
-    a.miss_count = count;
-    a.from = check_changed(c, "from", sum * sizeof *a.from);
-    a.to = check_changed(c, "to", sum * sizeof *a.to);
-    a.count = check_changed(c, "count", sizeof *a.count);
+    const kvf_fetch_args a = {.choices = {.paging = w.p,
+                                          .rows = w.rows,
+                                          .ids_max = ids_max,
+                                          .row = w.row,
+                                          .misses = misses,
+                                          .miss_count = count},
+                              .from = check_changed(c, "from", sum * sizeof *a.from),
+                              .to = check_changed(c, "to", sum * sizeof *a.to),
+                              .count = check_changed(c, "count", sizeof *a.count)};
     CHECK_BOTH(c, fetch, &a);
     if (*a.count != sum)
         check_fail(c, "%u misses, counted %u", sum, *a.count);
@@ -596,7 +607,7 @@ static void csr_case(check *c, uint32_t rows)
                     .by_kv_head = true, .pages = (kvf_pages)check_below(c, 3), .pool_blocks = 8))
         return;
     const uint32_t lists = w.rows * w.p.lists;
-    kvf_assemble_args ids = {.ids_max = 1 + check_below(c, 30)};
+    kvf_choices ids = {.ids_max = 1 + check_below(c, 30)};
     kvf_csr_args a = {.paging = w.p, .rows = w.rows, .ids_max = ids.ids_max, .row = w.row};
     make_ids(c, &w, &ids);
     a.ids = ids.ids;

@@ -153,7 +153,7 @@ static bool was_there(const world *w, const kvf_row *row, uint32_t head, uint32_
                                            kvf_row_page_tag(&w->p, row, page));
 }
 
-static void look_at(const world *w, const kvf_resolve_args *a, bool is_ref)
+static void look_at(const world *w, const kvf_choices *a, bool is_ref)
 {
     uint8_t *brought = calloc(w->page_count, 1), *wanted = calloc(w->page_count, 1);
     uint64_t misses = 0, absent = 0;
@@ -221,17 +221,17 @@ static void resolve_case(check *c, uint32_t rows, uint32_t per, uint32_t blocks,
     const size_t lists = rows * w.p.lists, all = lists * ids_max;
     int32_t *ids = check_in(c, all * sizeof *ids);
     uint32_t *count = check_in(c, lists * sizeof *count);
-    kvf_resolve_args a = {.paging = w.p,
-                          .rows = rows,
-                          .ids_max = ids_max,
-                          .row = w.row,
-                          .ids = ids,
-                          .id_count = count,
-                          .slot_of_id = check_out(c, all * sizeof *a.slot_of_id),
-                          .missed = check_out(c, all * sizeof *a.missed),
-                          .misses = check_out(c, all * sizeof *a.misses),
-                          .miss_count = check_out(c, lists * sizeof *a.miss_count),
-                          .counters = w.counters};
+    kvf_choices a = {.paging = w.p,
+                     .rows = rows,
+                     .ids_max = ids_max,
+                     .row = w.row,
+                     .ids = ids,
+                     .id_count = count,
+                     .slot_of_id = check_out(c, all * sizeof *a.slot_of_id),
+                     .missed = check_out(c, all * sizeof *a.missed),
+                     .misses = check_out(c, all * sizeof *a.misses),
+                     .miss_count = check_out(c, lists * sizeof *a.miss_count),
+                     .counters = w.counters};
     for (uint32_t step = 0; step < 6; step++) {
         choose_ids(&w, ids_max, ids, count);
         for (uint32_t i = 0; is_tagged && i < 20; i++)
@@ -558,12 +558,12 @@ void check_collect(check *c)
                     (kvf_miss){(int32_t)check_below(c, w.p.pages_max), (int32_t)slot};
         }
         check_track(c, "slots", w.slots, w.word_count * kvf_page_bytes(&w.p.shape));
-        const kvf_collect_args a = {.paging = w.p,
-                                    .rows = w.rows,
-                                    .ids_max = ids_max,
-                                    .row = w.row,
-                                    .misses = misses,
-                                    .miss_count = count};
+        const kvf_choices a = {.paging = w.p,
+                               .rows = w.rows,
+                               .ids_max = ids_max,
+                               .row = w.row,
+                               .misses = misses,
+                               .miss_count = count};
         CHECK_BOTH(c, collect, &a);
     }
 }

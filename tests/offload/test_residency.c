@@ -34,7 +34,7 @@ typedef struct world {
     kvf_residency residency;
     kvf_stream *stream;
     step_tables *t;
-    kvf_resolve_args args;
+    kvf_choices args;
     rig_random random;
 } world;
 
@@ -55,23 +55,22 @@ static void open_world(world *w, uint32_t slots)
                           .slot_of_page = w->residency.slot_of_page,
                           .slot_words = w->residency.words,
                           .slots = w->residency.slot_memory};
-    w->args =
-        (kvf_resolve_args){.paging = {.shape = {.dtype = KVF_BF16, .head_dim = 16, .page_size = 4},
-                                      .kv_heads = HEADS,
-                                      .lists = HEADS,
-                                      .block_pages = PAGES,
-                                      .slots = slots,
-                                      .pool_pages = BLOCKS * PAGES},
-                           .rows = 1,
-                           .ids_max = IDS,
-                           .row = t->row,
-                           .ids = t->ids[0],
-                           .id_count = t->id_count,
-                           .slot_of_id = t->slot_of_id[0],
-                           .missed = t->missed[0],
-                           .misses = t->misses[0],
-                           .miss_count = t->miss_count,
-                           .counters = &t->counters};
+    w->args = (kvf_choices){.paging = {.shape = {.dtype = KVF_BF16, .head_dim = 16, .page_size = 4},
+                                       .kv_heads = HEADS,
+                                       .lists = HEADS,
+                                       .block_pages = PAGES,
+                                       .slots = slots,
+                                       .pool_pages = BLOCKS * PAGES},
+                            .rows = 1,
+                            .ids_max = IDS,
+                            .row = t->row,
+                            .ids = t->ids[0],
+                            .id_count = t->id_count,
+                            .slot_of_id = t->slot_of_id[0],
+                            .missed = t->missed[0],
+                            .misses = t->misses[0],
+                            .miss_count = t->miss_count,
+                            .counters = &t->counters};
     w->random = rig_seed("residency", 21);
 }
 
