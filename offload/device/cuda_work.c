@@ -16,6 +16,8 @@
 #include <string.h>
 #include <time.h>
 
+#include "common/random.h"
+
 #define DELAY_NS_MAX 200000u
 #define WAIT_NS      10000000 /* between looks at a stream whose ring is full */
 #define SECOND_NS    1000000000
@@ -32,11 +34,7 @@ static cudaError_t delay(kvf_cuda_stream *stream)
 {
     if (stream->delay_state == 0 || kvf_cuda_is_capturing(&stream->base) != 0)
         return cudaSuccess;
-    uint64_t x = stream->delay_state;
-    x ^= x << 13;
-    x ^= x >> 7;
-    x ^= x << 17;
-    stream->delay_state = x;
+    const uint64_t x = kvf_random_next(&stream->delay_state);
     if ((x >> 32 & 3) != 0)
         return cudaSuccess;
     return cudaLaunchHostFunc(stream->handle, pause_stream,

@@ -27,6 +27,7 @@
 #include <time.h>
 
 #include "common/clock.h"
+#include "common/random.h"
 #include "host_team.h"
 
 #define SPIN_NS       5000u
@@ -132,11 +133,7 @@ static void delay(host_stream *stream)
 {
     if (stream->delay_state == 0)
         return;
-    uint64_t x = stream->delay_state;
-    x ^= x << 13;
-    x ^= x >> 7;
-    x ^= x << 17;
-    stream->delay_state = x;
+    const uint64_t x = kvf_random_next(&stream->delay_state);
     if ((x >> 32 & 3) != 0)
         return;
     struct timespec time = {.tv_sec = 0, .tv_nsec = (long)((x >> 40) % 200000u)};
