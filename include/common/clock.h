@@ -3,7 +3,8 @@
 #define KVF_COMMON_CLOCK_H
 
 /*
- * The clock that never goes back. It knows no date; only differences mean something.
+ * The clock that never goes back. It knows no date; only differences mean something. And when
+ * waits for a condition end.
  */
 
 #include <stdint.h>
@@ -24,6 +25,17 @@ static inline double kvf_now_ms(void)
 static inline double kvf_now_seconds(void)
 {
     return (double)kvf_now_ns() * 1e-9;
+}
+
+/* `ns` from now, on the clock of a condition. */
+static inline struct timespec kvf_clock_in(clockid_t clock, uint64_t ns)
+{
+    struct timespec at;
+    clock_gettime(clock, &at);
+    ns += (uint64_t)at.tv_nsec;
+    at.tv_sec += (time_t)(ns / 1000000000u);
+    at.tv_nsec = (long)(ns % 1000000000u);
+    return at;
 }
 
 #endif

@@ -16,11 +16,11 @@
 #include <string.h>
 #include <time.h>
 
+#include "common/clock.h"
 #include "common/random.h"
 
 #define DELAY_NS_MAX 200000u
 #define WAIT_NS      10000000 /* between looks at a stream whose ring is full */
-#define SECOND_NS    1000000000
 
 /* ---- pauses ---- */
 
@@ -146,21 +146,10 @@ static void CUDART_CB run_call(void *raw)
     pthread_mutex_unlock(&stream->lock);
 }
 
-/* WAIT_NS from now. */
-static struct timespec soon(void)
-{
-    struct timespec until;
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_nsec += WAIT_NS;
-    until.tv_sec += until.tv_nsec / SECOND_NS;
-    until.tv_nsec %= SECOND_NS;
-    return until;
-}
-
 void kvf_cuda_calls_settle(kvf_cuda_stream *stream)
 {
     /* One that was about to begin when the device was lost begins well within this. */
-    const struct timespec until = soon();
+    const struct timespec until = kvf_clock_in(CLOCK_MONOTONIC, WAIT_NS);
     int code = 0;
     pthread_mutex_lock(&stream->lock);
     while (stream->is_calling || (stream->calls_done != stream->calls_made && code != ETIMEDOUT))
@@ -192,7 +181,7 @@ static kvf_cuda_call *take_call(kvf_cuda_stream *stream)
     bool is_lost = false;
     pthread_mutex_lock(&stream->lock);
     while (stream->calls_made - stream->calls_done >= KVF_CUDA_CALLS_MAX && !is_lost) {
-        const struct timespec until = soon();
+        const struct timespec until = kvf_clock_in(CLOCK_MONOTONIC, WAIT_NS);
         if (pthread_cond_timedwait(&stream->returned, &stream->lock, &until) == ETIMEDOUT) {
             pthread_mutex_unlock(&stream->lock);
             is_lost = is_broken(stream);

@@ -250,11 +250,7 @@ static void run(host_stream *stream, uint64_t target)
 /* LOOK_NS, or until it is called; under the lock. @return whether it was called */
 static bool doze(host_stream *stream)
 {
-    struct timespec until;
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_nsec += LOOK_NS;
-    until.tv_sec += until.tv_nsec / 1000000000;
-    until.tv_nsec %= 1000000000;
+    const struct timespec until = kvf_clock_in(CLOCK_MONOTONIC, LOOK_NS);
     return pthread_cond_timedwait(&stream->filled, &stream->lock, &until) != ETIMEDOUT;
 }
 

@@ -250,11 +250,7 @@ static kvf_status await_sent(kvf_transfer_engine *engine, const kvf_transfer_slo
     kvf_status status = KVF_OK;
     pthread_mutex_lock(&engine->lock);
     while (status == KVF_OK && !is_sent(engine, slot, ticket)) {
-        struct timespec until;
-        clock_gettime(CLOCK_REALTIME, &until);
-        until.tv_nsec += LOST_NS;
-        until.tv_sec += until.tv_nsec / 1000000000;
-        until.tv_nsec %= 1000000000;
+        const struct timespec until = kvf_clock_in(CLOCK_REALTIME, LOST_NS);
         if (pthread_cond_timedwait(&engine->changed, &engine->lock, &until) == 0)
             continue;
         /* A device that is lost tells the thread of nothing any more. */
