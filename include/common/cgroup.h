@@ -19,14 +19,22 @@
 #define KVF_PROC_CGROUP "/proc/self/cgroup"
 #define KVF_SYS_CGROUP  "/sys/fs/cgroup"
 
-/* The first line of a small file; false if there is none. */
-static inline bool kvf_file_line(const char *path, char *line, int capacity)
+/* The first line of a small file that begins with `start`; false if there is none. */
+static inline bool kvf_file_find(const char *path, const char *start, char *line, int capacity)
 {
     FILE *file = fopen(path, "re");
-    const bool is_read = file && fgets(line, capacity, file);
+    bool is_read = file != NULL;
+    do
+        is_read = is_read && fgets(line, capacity, file);
+    while (is_read && strncmp(line, start, strlen(start)) != 0);
     if (file)
         fclose(file);
     return is_read;
+}
+
+static inline bool kvf_file_line(const char *path, char *line, int capacity)
+{
+    return kvf_file_find(path, "", line, capacity);
 }
 
 /* A limit in the files of one folder; UINT64_MAX = none. */

@@ -16,18 +16,12 @@
 
 static uint64_t memlock_headroom(void)
 {
-    FILE *file = fopen("/proc/self/status", "r");
-    if (file != NULL) {
-        char line[256];
-        unsigned long long capabilities = 0;
-        while (fgets(line, sizeof line, file) != NULL)
-            if (sscanf(line, "CapEff: %llx", &capabilities) == 1)
-                break;
-        fclose(file);
-        if (capabilities >> CAP_IPC_LOCK_BIT & 1)
-            return UINT64_MAX;
-    }
+    char line[256];
+    unsigned long long capabilities;
     struct rlimit limit;
+    if (kvf_file_find("/proc/self/status", "CapEff:", line, sizeof line) &&
+        sscanf(line, "CapEff: %llx", &capabilities) == 1 && (capabilities >> CAP_IPC_LOCK_BIT & 1))
+        return UINT64_MAX;
     if (getrlimit(RLIMIT_MEMLOCK, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY)
         return UINT64_MAX;
     return limit.rlim_cur;

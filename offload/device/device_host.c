@@ -18,6 +18,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "common/cgroup.h"
 #include "common/text.h"
 #include "host_stream.h"
 #include "populate.h"
@@ -164,21 +165,13 @@ static void host_unregister(kvf_device *base, void *host, size_t bytes)
 static void read_name(char name[64])
 {
     snprintf(name, 64, "host CPU");
-    FILE *file = fopen("/proc/cpuinfo", "r");
-    if (!file)
-        return;
     char line[256];
-    while (fgets(line, sizeof line, file)) {
-        if (strncmp(line, "model name", 10) != 0)
-            continue;
-        const char *text = strchr(line, ':');
-        if (!text)
-            break;
-        text += strspn(text, ": \t");
-        snprintf(name, 64, "%.*s", (int)kvf_min_u32((uint32_t)strcspn(text, "\n"), 63), text);
-        break;
-    }
-    fclose(file);
+    const bool is_read = kvf_file_find("/proc/cpuinfo", "model name", line, sizeof line);
+    const char *text = is_read ? strchr(line, ':') : NULL;
+    if (!text)
+        return;
+    text += strspn(text, ": \t");
+    snprintf(name, 64, "%.*s", (int)kvf_min_u32((uint32_t)strcspn(text, "\n"), 63), text);
 }
 
 static void host_properties(const kvf_device *base, kvf_device_properties *out)
