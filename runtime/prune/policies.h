@@ -13,8 +13,6 @@
 
 #include <stdbool.h>
 
-/* Whether a prompt of so many tokens can be pruned with checked settings. Returns NULL, or writes
- * what is wrong (field, value, fix) to text and returns it. */
 /* The caller's configuration and policy, as this library knows them; everything else takes such. */
 typedef struct kvf_prune_given {
     kvf_prune_config config; /* its policy is the one below */
@@ -28,6 +26,8 @@ KVF_CHECKED kvf_status kvf_prune_config_read(kvf_context *context, const kvf_pru
 KVF_CHECKED kvf_status kvf_prune_config_valid(const kvf_prune_config *config,
                                               const kvf_prune_shape *shape, kvf_error *error);
 
+/* Whether a prompt of so many tokens can be pruned with checked settings. Returns NULL, or writes
+ * what is wrong (field, value, fix) to text and returns it. */
 const char *kvf_prune_prompt_problem(const kvf_prune_settings *settings, uint32_t tokens,
                                      char *text, size_t capacity);
 
