@@ -18,7 +18,7 @@ typedef struct operation {
     kvl_rows *rows_waiting;
     const int64_t *new_cells; /* [new_count] of rows_waiting */
     uint32_t new_count, new_put;
-    const gg_tensor *q, *mask;
+    gg_tensor *q, *mask;
     const char *mask_data; /* on the host */
     const float *queries;  /* of q, side by side, where the library reads them */
     float *out;            /* of the node, where it writes */
@@ -40,7 +40,8 @@ static int lies_by_rows(const gg_tensor *t, int head, int token)
 
 static kvl_reason take_apart(const kvl_plugin *p, operation *o)
 {
-    const gg_tensor *q = o->q, *k = o->node->src[1], *m = o->mask;
+    const gg_tensor *q = o->q, *k = o->node->src[1];
+    gg_tensor *m = o->mask;
     o->cache = o->layer->cache;
     o->stream = (uint32_t)(k->view_offs / o->layer->k->nb[2]);
     if (!m || m->type != GG_F16 || m->ne[2] != 1 || m->ne[0] != k->ne[1] || m->ne[0] % 64 ||
@@ -58,7 +59,7 @@ static kvl_reason take_apart(const kvl_plugin *p, operation *o)
 /* Scale, cap and sinks; the library knows those of the layer's calls before. */
 static kvl_reason set_attention(const kvl_plugin *p, const operation *o)
 {
-    const gg_tensor *sinks = o->node->src[4];
+    gg_tensor *sinks = o->node->src[4];
     float given[3]; /* scale, slope of ALiBi, cap */
     memcpy(given, o->node->op_params, sizeof given);
     if (sinks && (sinks->type != GG_F32 || sinks->ne[0] != o->cache->shape.query_heads))
@@ -180,7 +181,7 @@ static kvl_reason find_chunk(const operation *o)
  * are not looked at: one that F16 cannot hold is infinite there, and its output NaN. */
 static kvl_reason find_queries(const kvl_plugin *p, operation *o)
 {
-    const gg_tensor *q = o->q;
+    gg_tensor *q = o->q;
     const kvl_shape *s = &o->cache->shape;
     const int is_by_rows = lies_by_rows(q, 2, 1);
     o->queries = q->data;
@@ -402,7 +403,7 @@ static int takes_prompts(const kvl_plugin *p, const kvl_cache *c)
 
 kvl_outcome kvl_attend(kvl_plugin *p, kvl_copies *copies, kvl_rows *rows, gg_tensor *node)
 {
-    const gg_tensor *q = node->src[0];
+    gg_tensor *q = node->src[0];
     operation o = {.node = node,
                    .copies = copies,
                    .rows_waiting = rows,

@@ -31,14 +31,13 @@ typedef struct instance {
 static int by_llama(kvl_plugin *p, instance *i, gg_tensor *node)
 {
     const int is_small = node->op == p->gg.op.set_rows && node->src[1]->ne[0] <= ROWS_OF_ONE_THREAD;
-    kvl_lent lent;
-    if (!kvl_lend(p, &i->copies, node, &lent))
+    if (!kvl_lend(p, &i->copies, node))
         return GG_FAILED;
     p->gg.set_n_threads(i->cpu, is_small ? 1 : i->threads);
     p->gg.graph_clear(i->graph);
     p->gg.graph_add_node(i->graph, node);
     const int status = p->gg.backend_graph_compute(i->cpu, i->graph);
-    kvl_take_back(p, node, &lent);
+    kvl_take_back(p, &i->copies, node);
     return status;
 }
 
@@ -58,7 +57,7 @@ static int write_rows(kvl_plugin *p, instance *i)
 /* Rows were written: cells of a layer, and tokens that came. */
 static void wrote_rows(kvl_plugin *p, instance *i, kvl_layer *l, const gg_tensor *node, int is_key)
 {
-    const gg_tensor *rows = node->src[1];
+    gg_tensor *rows = node->src[1];
     kvl_cache *c = l->cache;
     if (!c || !c->chains)
         return;

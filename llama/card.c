@@ -249,6 +249,8 @@ void kvl_card_wait(const kvl_plugin *p)
 
 struct kvl_copy {
     struct kvl_copy *next;
+    gg_tensor *of;
+    void *own; /* its data on the card */
     max_align_t bytes[];
 };
 
@@ -263,15 +265,19 @@ bool kvl_is_on_card(const kvl_plugin *p, const gg_tensor *t)
     return buffer && kvl_is_card_type(p, buffer->buft);
 }
 
-void *kvl_on_host(const kvl_plugin *p, kvl_copies *copies, const gg_tensor *t)
+void *kvl_on_host(const kvl_plugin *p, kvl_copies *copies, gg_tensor *t)
 {
     if (!kvl_is_on_card(p, t))
         return t->data;
+    struct kvl_copy *copy = copies->newest;
+    while (copy && copy->of != t)
+        copy = copy->next;
+    if (copy)
+        return copy->bytes;
     const size_t bytes = p->gg.nbytes(t);
-    struct kvl_copy *copy = malloc(sizeof *copy + bytes);
-    if (!copy)
+    if (!(copy = malloc(sizeof *copy + bytes)))
         return NULL;
-    copy->next = copies->newest;
+    *copy = (struct kvl_copy){.next = copies->newest, .of = t, .own = t->data};
     copies->newest = copy;
     p->gg.backend_tensor_get(t, copy->bytes, 0, bytes);
     __atomic_fetch_add(&kvl_the_plugin()->card.copied, 1, __ATOMIC_RELAXED); /* without the lock */
@@ -330,44 +336,24 @@ int kvl_rows_cells(kvl_plugin *p, kvl_copies *copies, const kvl_rows *rows, cons
     return of_keys && of_values && !memcmp(of_keys, of_values, *count * sizeof *of_keys);
 }
 
-static int lend(const kvl_plugin *p, kvl_copies *copies, gg_tensor *t, kvl_lent *lent)
+int kvl_lend(const kvl_plugin *p, kvl_copies *copies, gg_tensor *node)
 {
-    for (int i = 0; i < lent->count; i++)
-        if (lent->tensors[i] == t)
-            return 1;
-    void *copy = kvl_on_host(p, copies, t);
-    if (copy == t->data)
-        return 1;
-    if (!copy)
-        return 0;
-    lent->tensors[lent->count] = t;
-    lent->own[lent->count++] = t->data;
-    t->data = copy;
+    gg_tensor *t;
+    for (int i = -1; i < GG_SOURCES; i++)
+        if ((t = i < 0 ? node : node->src[i]) && !kvl_on_host(p, copies, t))
+            return 0;
+    for (int i = -1; i < GG_SOURCES; i++)
+        if ((t = i < 0 ? node : node->src[i]) && kvl_is_on_card(p, t))
+            t->data = kvl_on_host(p, copies, t);
     return 1;
 }
 
-static void give_back(const kvl_lent *lent)
-{
-    for (int i = 0; i < lent->count; i++)
-        lent->tensors[i]->data = lent->own[i];
-}
-
-int kvl_lend(const kvl_plugin *p, kvl_copies *copies, gg_tensor *node, kvl_lent *lent)
-{
-    lent->count = 0;
-    int has_all = lend(p, copies, node, lent);
-    for (int i = 0; i < GG_SOURCES && has_all; i++)
-        if (node->src[i])
-            has_all = lend(p, copies, node->src[i], lent);
-    if (!has_all)
-        give_back(lent);
-    return has_all;
-}
-
-void kvl_take_back(const kvl_plugin *p, gg_tensor *node, kvl_lent *lent)
+void kvl_take_back(const kvl_plugin *p, const kvl_copies *copies, gg_tensor *node)
 {
     const void *output = node->data;
-    give_back(lent);
+    for (const struct kvl_copy *copy = copies->newest; copy; copy = copy->next)
+        if (copy->of->data == copy->bytes)
+            copy->of->data = copy->own;
     if (node->data != output)
         kvl_write(p, node, output);
 }

@@ -47,13 +47,13 @@ void kvl_card_wait(const kvl_plugin *p);
 bool kvl_is_card_type(const kvl_plugin *p, const gg_buffer_type *type);
 bool kvl_is_on_card(const kvl_plugin *p, const gg_tensor *t);
 
-/** Copies of tensors of the card, for a while. All zero at first. */
+/** Copies of tensors of the card, while a node is computed. All zero at first. */
 typedef struct kvl_copies {
     struct kvl_copy *newest;
 } kvl_copies;
 
-/** Data of a tensor for the CPU: its own memory, or a copy. NULL without memory. */
-void *kvl_on_host(const kvl_plugin *p, kvl_copies *copies, const gg_tensor *t);
+/** Data of a tensor for the CPU: its own memory, or the copy of it. NULL without memory. */
+void *kvl_on_host(const kvl_plugin *p, kvl_copies *copies, gg_tensor *t);
 void kvl_copies_free(kvl_copies *copies);
 
 /** The whole of a tensor from memory of the host, wherever it lies. */
@@ -74,16 +74,9 @@ bool kvl_rows_wait(const kvl_plugin *p, kvl_rows *rows, const kvl_layer *layer, 
 int kvl_rows_cells(kvl_plugin *p, kvl_copies *copies, const kvl_rows *rows, const kvl_layer *layer,
                    const int64_t **cells, uint32_t *count);
 
-/** Tensors of a node whose data are copies. */
-typedef struct kvl_lent {
-    gg_tensor *tensors[GG_SOURCES + 1];
-    void *own[GG_SOURCES + 1];
-    int count;
-} kvl_lent;
-
-/** Let the CPU compute a node: its tensors on the card have copies until kvl_take_back, which
- * writes the output. @return 0 without memory, and nothing is lent */
-int kvl_lend(const kvl_plugin *p, kvl_copies *copies, gg_tensor *node, kvl_lent *lent);
-void kvl_take_back(const kvl_plugin *p, gg_tensor *node, kvl_lent *lent);
+/** Let the CPU compute a node: data of its tensors on the card are copies until kvl_take_back,
+ * which writes the output. @return 0 without memory, and nothing is lent */
+int kvl_lend(const kvl_plugin *p, kvl_copies *copies, gg_tensor *node);
+void kvl_take_back(const kvl_plugin *p, const kvl_copies *copies, gg_tensor *node);
 
 #endif
