@@ -91,22 +91,6 @@ static gg_buffer_i writing(gg_buffer *buffer, const gg_tensor *tensor, size_t of
     return original;
 }
 
-/* Parts of a layer that were never written take no memory. Tensors may lack data. */
-static void give_back(const kvl_plugin *p, kvl_layer *l)
-{
-    const gg_tensor *const both[] = {l->k, l->v};
-    const gg_buffer_type *of_malloc = p->gg.backend_cpu_buffer_type();
-    for (int i = 0; i < 2; i++) {
-        const gg_tensor *t = both[i];
-        const size_t bytes = t->nb[2] * (size_t)t->ne[2];
-        if (t->data && t->buffer->size >= bytes && t->buffer->buft == of_malloc)
-            kvl_give_back_zeros(t->data, bytes);
-        else
-            l->stays = 1;
-    }
-    kvl_pages_learn(p, l);
-}
-
 static void set_tensor(gg_buffer *buffer, gg_tensor *tensor, const void *data, size_t offset,
                        size_t size)
 {
@@ -273,7 +257,7 @@ kvl_reason kvl_learn(kvl_plugin *p, kvl_layer *l, const gg_tensor *node)
     l->index = l->cache->layers++;
     l->sibling = l->cache->members;
     l->cache->members = l;
-    give_back(p, l);
+    kvl_pages_learn(p, l);
     return KVL_SERVED;
 }
 

@@ -258,7 +258,8 @@ kvl_outcome kvl_attend(kvl_plugin *p, kvl_copies *copies, kvl_rows *rows, gg_ten
 
 /* put_away.c: pages of llama.cpp's cache that the library's pages stand for. */
 
-/** The pages of a layer that is known, and whether they may be put away. */
+/** The pages of a layer that is known, which take no memory where they were never written, and
+ * whether they may be put away. */
 void kvl_pages_learn(const kvl_plugin *p, kvl_layer *layer);
 /** Tokens were put: now and then, pages of a layer whose tokens the library has are given back to
  * the system. Whoever touches one of them gets it again. */

@@ -32,16 +32,6 @@ static size_t page_bytes(void)
 
 /* ---- pages and cells ---- */
 
-static void learn(kvl_pages *g, const gg_tensor *t)
-{
-    const size_t page = page_bytes(), bytes = t->nb[2] * (size_t)t->ne[2];
-    const size_t before = (page - (uintptr_t)t->data % page) % page;
-    g->before = before;
-    g->first = (char *)t->data + before;
-    g->count = before < bytes ? (bytes - before) / page : 0;
-    g->row = t->nb[1];
-}
-
 static size_t first_cell(const kvl_pages *g, size_t page)
 {
     return (g->before + page * page_bytes()) / g->row;
@@ -256,17 +246,26 @@ static int is_quantized(const kvl_plugin *p)
 
 void kvl_pages_learn(const kvl_plugin *p, kvl_layer *l)
 {
-    const kvl_pages *g = l->pages;
     static int can_hide = -1;
     if (can_hide < 0)
         can_hide = kvl_can_hide();
-    learn(&l->pages[0], l->k);
-    learn(&l->pages[1], l->v);
     const kvl_tokens_kept kept = p->settings.copies;
-    l->stays |= !can_hide || l->k->type != GG_F16 || l->v->type != GG_F16 ||
-                kept == KVL_COPIES_TWO || (kept != KVL_COPIES_ONE && is_quantized(p));
-    /* A window has to be more than a page. */
-    l->stays |= g[0].row * KVL_PUT < 2 * page_bytes() || g[1].row * KVL_PUT < 2 * page_bytes();
+    l->stays |= !can_hide || kept == KVL_COPIES_TWO || (kept != KVL_COPIES_ONE && is_quantized(p));
+    for (int i = 0; i < 2; i++) {
+        const gg_tensor *t = i ? l->v : l->k;
+        const size_t page = page_bytes(), bytes = t->nb[2] * (size_t)t->ne[2];
+        const size_t before = (page - (uintptr_t)t->data % page) % page;
+        l->pages[i] = (kvl_pages){.first = (char *)t->data + before,
+                                  .count = before < bytes ? (bytes - before) / page : 0,
+                                  .before = before,
+                                  .row = t->nb[1]};
+        const int is_of_malloc = t->data && t->buffer->size >= bytes &&
+                                 t->buffer->buft == p->gg.backend_cpu_buffer_type();
+        if (is_of_malloc)
+            kvl_give_back_zeros(t->data, bytes);
+        /* A window has to be more than a page. */
+        l->stays |= !is_of_malloc || t->type != GG_F16 || t->nb[1] * KVL_PUT < 2 * page;
+    }
 }
 
 static void put_away_window(kvl_layer *l, const kvl_pages *g, size_t page, size_t n)
