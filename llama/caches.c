@@ -49,8 +49,7 @@ void kvl_layer_wrote(kvl_layer *l, size_t first, size_t end)
     if (!l->cache || !l->cache->chains)
         return;
     kvl_bring_back(l, first, end);
-    if (!kvl_the_plugin()->no_counts)
-        kvl_chains_wrote(l->cache->chains, l->index, first, end);
+    kvl_chains_wrote(l->cache->chains, l->index, first, end);
 }
 
 void kvl_memory_used(const kvl_plugin *p, const void *memory, size_t bytes, int is_written)

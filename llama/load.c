@@ -21,16 +21,8 @@
 EXPORTED gg_registry *ggml_backend_init(void);
 EXPORTED const char *kvferry_llama_plan(const char *text, const uint32_t *shape, uint64_t *bytes);
 
-/* Libraries for tests: 1 sees no writes, 2 brings no pages back. */
-#ifndef KVL_CONTROL
-#define KVL_CONTROL 0
-#endif
-
-static kvl_plugin the_plugin = {.lock = PTHREAD_ERRORCHECK_MUTEX_INITIALIZER_NP,
-                                .threads = 1,
-                                .no_counts = KVL_CONTROL == 1,
-                                .no_return = KVL_CONTROL == 2,
-                                .away_at = KVL_AWAY};
+static kvl_plugin the_plugin = {
+    .lock = PTHREAD_ERRORCHECK_MUTEX_INITIALIZER_NP, .threads = 1, .away_at = KVL_AWAY};
 
 kvl_plugin *kvl_the_plugin(void)
 {

@@ -167,8 +167,6 @@ struct kvl_plugin {
     kvl_counts counts;
     double told_at; /* the latest summary */
     uint32_t said;  /* bits of reasons, where no cache is known */
-    int no_counts;  /* for a control of tests: no write is seen */
-    int no_return;  /* for another one: pages that come back are zeros */
     size_t away_at; /* fewest fresh tokens of a layer at which pages are put away */
 };
 

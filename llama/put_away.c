@@ -102,8 +102,7 @@ static size_t bring_window(kvl_layer *l, kvl_pages *g, size_t page)
     for (size_t i = 0; is_known && i < n; i++)
         is_known = is_whole(l, g, page, i);
     const char *content = is_known ? read_back(l, g, page, n) : NULL;
-    if (!content || !kvl_pages_show(g->first + page * bytes, n * bytes,
-                                    kvl_the_plugin()->no_return ? NULL : content)) {
+    if (!content || !kvl_pages_show(g->first + page * bytes, n * bytes, content)) {
         if (!l->cache->is_lost)
             kvl_say("tokens of %s cannot be read back", l->k->name);
         l->cache->is_lost = 1;

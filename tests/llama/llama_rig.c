@@ -73,7 +73,8 @@ void rig_unload(void)
     p->card = (kvl_card){0};
     standin_cards_reset();
     p->counts = (kvl_counts){0};
-    p->is_loaded = p->no_counts = p->no_return = 0;
+    p->is_loaded = 0;
+    unsetenv("KVF_TEST_WITHOUT");
     p->away_at = KVL_AWAY;
     p->said = 0;
 }
@@ -136,8 +137,8 @@ rig *rig_open(const rig_options *options)
         rig_listen();
         assert_non_null(rig_load(options->setting ? options->setting : "budget=full"));
         rig_said();
-        kvl_the_plugin()->no_counts = options->no_counts;
-        kvl_the_plugin()->no_return = options->no_return;
+        if (options->without)
+            setenv("KVF_TEST_WITHOUT", options->without, 1);
         if (options->away_at)
             kvl_the_plugin()->away_at = (size_t)options->away_at;
     }

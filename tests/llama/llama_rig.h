@@ -19,7 +19,8 @@ typedef struct rig_options {
     int type;            /* of the cache; 0 = F16 */
     int streams;         /* 0 = 1 */
     const char *setting; /* KVFERRY_LLAMA; NULL = budget=full */
-    int no_counts, no_hooks, no_return;
+    const char *without; /* KVF_TEST_WITHOUT (control.c) */
+    int no_hooks;
     int is_plain; /* the CPU computes, and the plug-in is asked nothing */
     int away_at;  /* tokens at which pages are put away, and most outputs not looked at; 0 = 64 */
     float cap;

@@ -227,7 +227,7 @@ static void no_page_comes_back_wrong(void **unused)
 static void pages_that_come_back_empty_are_seen(void **unused)
 {
     (void)unused;
-    rig_options o = {.away_at = 1, .no_return = 1};
+    rig_options o = {.away_at = 1, .without = "pages"};
     assert_true(wander(&o, 20, 150) > 0.2);
     const uint64_t memory = memory_at_end;
     o.is_plain = 1;
@@ -238,7 +238,7 @@ static void pages_that_come_back_empty_are_seen(void **unused)
 static void without_proofs_outputs_are_wrong(void **unused)
 {
     (void)unused;
-    assert_true(wander(&(rig_options){.no_counts = 1}, 1, 150) > 0.2);
+    assert_true(wander(&(rig_options){.without = "writes"}, 1, 150) > 0.2);
     assert_true(wander(&(rig_options){.no_hooks = 1}, 1, 150) > 0.2);
 }
 
@@ -285,9 +285,9 @@ static void steps_are_served_and_prompts_left(void **unused)
 static void verify_sees_what_is_wrong(void **unused)
 {
     (void)unused;
-    for (int no_counts = 0; no_counts < 2; no_counts++) {
-        rig *r =
-            rig_open(&(rig_options){.setting = "budget=full verify=1", .no_counts = no_counts});
+    for (int is_blind = 0; is_blind < 2; is_blind++) {
+        rig *r = rig_open(&(rig_options){.setting = "budget=full verify=1",
+                                         .without = is_blind ? "writes" : NULL});
         const kvl_counts *c = &kvl_the_plugin()->counts;
         rig_set set[1] = {{0}};
         rig_listen();
@@ -295,10 +295,10 @@ static void verify_sees_what_is_wrong(void **unused)
             assert_int_equal(begin(r, 100, set[0]), GG_SUCCESS);
         assert_int_equal(c->verify, 3 * RIG_LAYERS);
         assert_int_equal(c->verify, c->served);
-        assert_int_equal(c->wrong, no_counts ? 2 * RIG_LAYERS : 0);
-        assert_true((r->worst > ROUNDING) == no_counts);
+        assert_int_equal(c->wrong, is_blind ? 2 * RIG_LAYERS : 0);
+        assert_true((r->worst > ROUNDING) == is_blind);
         rig_close(r);
-        assert_true(!strstr(rig_said(), "differs from llama.cpp's") == !no_counts);
+        assert_true(!strstr(rig_said(), "differs from llama.cpp's") == !is_blind);
         rig_unload();
     }
 }

@@ -14,7 +14,7 @@ import sys
 import llama_case
 
 SHARE = 0.95
-CONTROLS = {"counts of writes": "uncounted", "pages that come back": "forgetful"}
+CONTROLS = ("writes", "pages") # of tests/llama/control.c
 MODELS = {"llama": "f16", "qwen3": "q8_0", "gemma3": "f16"}
 
 
@@ -48,10 +48,10 @@ def main():
             plan[0], os.path.basename(plan[1]), plan[2], plan[4], plan[5],
             " ".join("%s %s" % (name, "%.4f" % value if isinstance(value, float) else value)
                      for name, value in got.items()), " WRONG" if bad else ""), flush=True)
-    for name, control in CONTROLS.items():
-        plugin = llama_case.PLUGIN.replace(".so", "-%s.so" % control)
+    plugin = os.path.join(os.path.dirname(llama_case.PLUGIN), "..", "tests", "llama", "libggml-kvferry-control.so")
+    for name in CONTROLS:
         if os.path.exists(plugin): # the same actions
-            got = fuzz(*plans[0], GGML_BACKEND_PATH=plugin)
+            got = fuzz(*plans[0], GGML_BACKEND_PATH=plugin, KVF_TEST_WITHOUT=name)
             failed += not got["wrong"]
             print("without %s: %d of %d wrong, worst %.2f%s" % (
                 name, got["wrong"], got["operations"], got["worst"], "" if got["wrong"] else ": THE FUZZ SEES NOTHING"))
