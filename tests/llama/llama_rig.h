@@ -85,10 +85,6 @@ int rig_shift(rig *r, int layer);
 int rig_pass(rig *r, const int64_t *cells, int count, int tokens, int first, int streams,
              rig_set *sets);
 
-/** The largest difference of row @p token of stream @p s of an attention's output to a plain loop
- * over llama.cpp's tensors, relative to the largest value. -1 without memory. */
-double rig_plain_difference(const gg_tensor *node, int64_t token, int64_t s);
-
 static inline void rig_add(uint64_t *set, uint32_t cell)
 {
     set[cell / 64] |= UINT64_C(1) << cell % 64;

@@ -46,26 +46,13 @@ static void *make(gg_context *context, size_t bytes)
 
 const char *ggml_op_name(int op)
 {
-    switch (op) {
-    case 0:
-        return "NONE";
-    case 30:
-        return "RESHAPE";
-    case STANDIN_VIEW:
-        return "VIEW";
-    case 32:
-        return "PERMUTE";
-    case 33:
-        return "TRANSPOSE";
-    case STANDIN_SET_ROWS:
-        return "SET_ROWS";
-    case STANDIN_ROPE:
-        return "ROPE";
-    case STANDIN_FLASH_ATTN:
+    static const char *const names[STANDIN_FLASH_ATTN] = {
+        [0] = "NONE",           [30] = "RESHAPE",   [STANDIN_VIEW] = "VIEW",
+        [32] = "PERMUTE",       [33] = "TRANSPOSE", [STANDIN_SET_ROWS] = "SET_ROWS",
+        [STANDIN_ROPE] = "ROPE"};
+    if (op == STANDIN_FLASH_ATTN)
         return broken == STANDIN_NO_OPERATION ? "FLASH_ATTENTION" : "FLASH_ATTN_EXT";
-    default:
-        return "OTHER";
-    }
+    return op < STANDIN_FLASH_ATTN && names[op] ? names[op] : "OTHER";
 }
 
 const char *ggml_type_name(int type)
@@ -126,11 +113,6 @@ gg_tensor *ggml_new_tensor_4d(gg_context *context, int type, int64_t a, int64_t 
     t->nb[2] = t->nb[1] * (size_t)b;
     t->nb[3] = t->nb[2] * (size_t)c;
     return t;
-}
-
-gg_tensor *standin_tensor(gg_context *context, int type, int64_t a, int64_t b, int64_t c, int64_t d)
-{
-    return ggml_new_tensor_4d(context, type, a, b, c, d);
 }
 
 gg_tensor *ggml_set_name(gg_tensor *tensor, const char *name)
@@ -235,41 +217,51 @@ static void set_rows(gg_tensor *t)
     }
 }
 
-static void flash_attn(gg_tensor *t, int64_t token, int64_t head, int64_t s)
+/* Weights are relative to the largest so far. */
+void standin_attend(const gg_tensor *t, int64_t token, int64_t head, int64_t s, double *out)
 {
     const gg_tensor *q = t->src[0], *k = t->src[1], *v = t->src[2], *m = t->src[3];
-    const int64_t kv = head / (q->ne[2] / k->ne[2]);
     const float *query = (const float *)at(q, token, head, s);
     const uint16_t *mask = (const uint16_t *)at(m, token, 0, s % m->ne[3]);
-    float p[3], row[512], *out = (float *)at(t, head, token, s);
-    double sums[512] = {0}, sum = 0;
-    memcpy(p, t->op_params, sizeof p);
+    const int64_t kv_head = head / (q->ne[2] / k->ne[2]);
+    double top = t->src[4] ? (double)((const float *)t->src[4]->data)[head] : -INFINITY;
+    double sum = t->src[4] ? 1 : 0;
+    float parameters[3], row[STANDIN_WIDTH];
+    memcpy(parameters, t->op_params, sizeof parameters);
+    memset(out, 0, (size_t)v->ne[0] * sizeof *out);
     for (int64_t cell = 0; cell < k->ne[1]; cell++) {
-        const float open = kvf_fp16_to_float(mask[cell]);
+        const double open = (double)kvf_fp16_to_float(mask[cell]), cap = (double)parameters[2];
         if (open == -INFINITY)
             continue;
-        kvl_row_to_f32(k->type, at(k, cell, kv, s), row, (size_t)k->ne[0]);
-        double dot = 0;
+        double logit = 0;
+        kvl_row_to_f32(k->type, at(k, cell, kv_head, s), row, (size_t)k->ne[0]);
         for (int64_t d = 0; d < k->ne[0]; d++)
-            dot += (double)row[d] * (double)query[d];
-        dot *= (double)p[0];
-        if (p[2] != 0.0f)
-            dot = (double)p[2] * tanh(dot / (double)p[2]);
-        const double weight = exp(dot + (double)open);
-        kvl_row_to_f32(v->type, at(v, cell, kv, s), row, (size_t)v->ne[0]);
-        sum += weight;
+            logit += (double)row[d] * (double)query[d];
+        logit *= (double)parameters[0];
+        logit = open + (cap != 0 ? cap * tanh(logit / cap) : logit);
+        const double above = fmax(top, logit), kept = exp(top - above), weight = exp(logit - above);
+        kvl_row_to_f32(v->type, at(v, cell, kv_head, s), row, (size_t)v->ne[0]);
+        top = above;
+        sum = sum * kept + weight;
         for (int64_t d = 0; d < v->ne[0]; d++)
-            sums[d] += weight * (double)row[d];
+            out[d] = out[d] * kept + weight * (double)row[d];
     }
-    if (t->src[4])
-        sum += exp((double)((const float *)t->src[4]->data)[head]);
-    for (int64_t d = 0; d < v->ne[0]; d++)
-        out[d] = sum > 0 ? (float)(sums[d] / sum) : 0.0f;
+    for (int64_t d = 0; d < v->ne[0] && sum > 0; d++)
+        out[d] /= sum;
+}
+
+static void flash_attn(gg_tensor *t, int64_t token, int64_t head, int64_t s)
+{
+    double row[STANDIN_WIDTH];
+    float *out = (float *)at(t, head, token, s);
+    standin_attend(t, token, head, s, row);
+    for (int64_t d = 0; d < t->ne[0]; d++)
+        out[d] = (float)row[d];
 }
 
 static void rope(gg_tensor *t)
 {
-    float row[512];
+    float row[STANDIN_WIDTH];
     for (int64_t i = 0; i < t->ne[1]; i++) {
         char *at_row = (char *)t->data + (size_t)i * t->nb[1];
         kvl_row_to_f32(t->type, at_row, row, (size_t)t->ne[0]);
@@ -345,11 +337,11 @@ static void clear(gg_buffer *buffer, uint8_t value)
     memset(buffer->context, value, buffer->size);
 }
 
-static void *cpu_type; /* nobody asks it for anything */
+static void *cpu_type[20]; /* without functions */
 
 gg_buffer_type *ggml_backend_cpu_buffer_type(void)
 {
-    return (gg_buffer_type *)(void *)&cpu_type;
+    return (gg_buffer_type *)(void *)cpu_type;
 }
 
 bool ggml_backend_buft_is_host(gg_buffer_type *type)
@@ -390,31 +382,6 @@ gg_buffer_type *ggml_backend_buffer_get_type(gg_buffer *buffer)
 size_t ggml_backend_buffer_get_size(gg_buffer *buffer)
 {
     return buffer->size;
-}
-
-gg_buffer *standin_place(gg_tensor *const *tensors, int count)
-{
-    size_t bytes = 0;
-    for (int i = 0; i < count; i++)
-        bytes += ggml_nbytes(tensors[i]);
-    gg_buffer *b = ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), bytes);
-    char *data = b->context;
-    for (int i = 0; i < count; i++) {
-        tensors[i]->data = data;
-        tensors[i]->buffer = b;
-        data += ggml_nbytes(tensors[i]);
-    }
-    return b;
-}
-
-void standin_set_tensor(gg_tensor *tensor, const void *data, size_t offset, size_t size)
-{
-    tensor->buffer->iface.set_tensor(tensor->buffer, tensor, data, offset, size);
-}
-
-void standin_get_tensor(const gg_tensor *tensor, void *data, size_t offset, size_t size)
-{
-    tensor->buffer->iface.get_tensor(tensor->buffer, tensor, data, offset, size);
 }
 
 void standin_clear(gg_buffer *buffer, uint8_t value)

@@ -27,11 +27,11 @@ void standin_break(standin_fault fault);
 /** Numbers of operations of the stand-in. */
 enum { STANDIN_VIEW = 31, STANDIN_SET_ROWS = 43, STANDIN_ROPE = 49, STANDIN_FLASH_ATTN = 77 };
 
-/** A tensor of a context, contiguous, without data. */
-gg_tensor *standin_tensor(gg_context *context, int type, int64_t a, int64_t b, int64_t c,
-                          int64_t d);
-/** A buffer of the CPU with the tensors in it. */
-gg_buffer *standin_place(gg_tensor *const *tensors, int count);
+enum { STANDIN_WIDTH = 512 }; /* most numbers of a row of a head */
+
+/** A head of a row of a FLASH_ATTN_EXT, in a plain loop. @param out  [width of a value] */
+void standin_attend(const gg_tensor *node, int64_t token, int64_t head, int64_t stream,
+                    double *out);
 
 gg_backend *standin_cpu(void);
 gg_device *standin_cpu_device(void);
@@ -47,8 +47,6 @@ GG_FUNCTIONS(DECLARE)
 #undef DECLARE
 const char *ggml_version(void);
 
-void standin_set_tensor(gg_tensor *tensor, const void *data, size_t offset, size_t size);
-void standin_get_tensor(const gg_tensor *tensor, void *data, size_t offset, size_t size);
 void standin_clear(gg_buffer *buffer, uint8_t value);
 
 #endif

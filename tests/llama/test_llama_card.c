@@ -61,7 +61,7 @@ typedef struct tensors {
 
 static void add(tensors *t, const char *name, int type, int64_t width, int64_t cells)
 {
-    gg_tensor *made = standin_tensor(t->context, type, width, cells, 1, 1);
+    gg_tensor *made = ggml_new_tensor_4d(t->context, type, width, cells, 1, 1);
     t->all[t->count++] = ggml_set_name(made, name);
 }
 

@@ -78,8 +78,8 @@ static void state(wanderer *w)
     gg_tensor *t = below(w, 2) ? w->r->k[layer] : w->r->v[layer];
     const size_t row = t->nb[1], cell = below(w, RIG_CELLS - 40), n = (1 + below(w, 40)) * row;
     char *bytes = malloc(n);
-    standin_get_tensor(t, bytes, below(w, RIG_CELLS - 40) * row, n);
-    standin_set_tensor(t, bytes, cell * row, n);
+    ggml_backend_tensor_get(t, bytes, below(w, RIG_CELLS - 40) * row, n);
+    ggml_backend_tensor_set(t, bytes, cell * row, n);
     free(bytes);
 }
 
@@ -92,10 +92,10 @@ static void copy(wanderer *w)
     const size_t row = to->nb[1], cell = below(w, RIG_CELLS - 40);
     const size_t at = below(w, RIG_CELLS - 40) * row, bytes = (1 + below(w, 40)) * row;
     if (below(w, 2) || !w->r->has_card) {
-        standin_set_tensor(to, (const char *)from->data + cell * row, at, bytes);
+        ggml_backend_tensor_set(to, (const char *)from->data + cell * row, at, bytes);
         return;
     }
-    gg_tensor *there = standin_tensor(w->r->context, GG_F16, (int64_t)bytes / 2, 1, 1, 1);
+    gg_tensor *there = ggml_new_tensor_4d(w->r->context, GG_F16, (int64_t)bytes / 2, 1, 1, 1);
     standin_allocate(standin_card_type(), &there, 1);
     ggml_backend_tensor_set(there, (const char *)from->data + cell * row, 0, bytes);
     ggml_backend_tensor_get(there, (char *)to->data + at, 0, bytes);
@@ -152,7 +152,7 @@ static uint64_t memory_of(const rig *r)
         const gg_tensor *t = i % 2 ? r->k[i / 2] : r->v[i / 2];
         const size_t bytes = t->nb[2] * (size_t)t->ne[2];
         unsigned char *content = malloc(bytes);
-        standin_get_tensor(t, content, 0, bytes);
+        ggml_backend_tensor_get(t, content, 0, bytes);
         for (size_t at = 0; at < bytes; at++)
             sum = (sum ^ content[at]) * 1099511628211u;
         free(content);
@@ -410,7 +410,7 @@ static void values_beyond_f16_leave_the_cache(void **unused)
     rig_set set[1] = {{0}};
     assert_int_equal(begin(r, 70, set[0]), GG_SUCCESS);
     const uint16_t large = kvf_bf16_from_float(1e6f);
-    standin_set_tensor(r->v[1], &large, 3 * r->v[1]->nb[1], sizeof large);
+    ggml_backend_tensor_set(r->v[1], &large, 3 * r->v[1]->nb[1], sizeof large);
     rig_listen();
     for (int turn = 0; turn < 3; turn++) {
         assert_int_equal(rig_attend(r, 1, 1, 0, 1, set), GG_SUCCESS);
@@ -550,7 +550,7 @@ static void tokens_are_there_once(void **unused)
     /* A reader brings pages back, and they go again: what it read is what was written. */
     uint16_t key[2][RIG_KV * RIG_DIM];
     for (int i = 0; i < 2; i++) {
-        standin_get_tensor(r->k[0], key[i], 120 * row, row);
+        ggml_backend_tensor_get(r->k[0], key[i], 120 * row, row);
         assert_int_equal(rig_away(), away);
     }
     assert_memory_equal(key[0], key[1], row);
@@ -558,10 +558,10 @@ static void tokens_are_there_once(void **unused)
     /* The library makes a token of NaN of one that has a number beyond: its page is not put away.
      */
     key[0][3] = 0x7c00;
-    standin_set_tensor(r->k[0], key[0], 120 * row, row);
+    ggml_backend_tensor_set(r->k[0], key[0], 120 * row, row);
     assert_int_equal(rig_attend(r, 0, 1, 0, 1, set), GG_SUCCESS);
     assert_true(rig_away() < away);
-    standin_get_tensor(r->k[0], key[1], 120 * row, row);
+    ggml_backend_tensor_get(r->k[0], key[1], 120 * row, row);
     assert_memory_equal(key[0], key[1], row);
     rig_close(r);
     assert_non_null(strstr(rig_said(), " MiB instead of llama.cpp's "));
@@ -594,12 +594,12 @@ static void quantized_tokens_are_there_once(void **unused)
     for (size_t i = 0; i < RIG_KV * RIG_DIM; i++)
         key[0][i] = kvf_fp16_from_float((float)(i * 37 % 61) / 61.0f - 0.5f);
     for (size_t cell = 120; cell < 124; cell++) /* enough that pages go */
-        standin_set_tensor(r->k[0], key[0], cell * row, row);
+        ggml_backend_tensor_set(r->k[0], key[0], cell * row, row);
     assert_int_equal(rig_attend(r, 0, 1, 0, 1, set), GG_SUCCESS);
     const size_t away = rig_away();
     assert_true(away >= RIG_LAYERS * 2 * 5);
     for (int i = 1; i < 3; i++) {
-        standin_get_tensor(r->k[0], key[i], 120 * row, row);
+        ggml_backend_tensor_get(r->k[0], key[i], 120 * row, row);
         assert_int_equal(rig_away(), away);
     }
     assert_memory_equal(key[1], key[2], row);
