@@ -136,7 +136,6 @@ rig *rig_open(const rig_options *options)
             standin_cards_reset(), standin_card.count = 1;
         rig_listen();
         assert_non_null(rig_load(options->setting ? options->setting : "budget=full"));
-        rig_said();
         if (options->without)
             setenv("KVF_TEST_WITHOUT", options->without, 1);
         if (options->away_at)
@@ -159,6 +158,13 @@ void rig_close(rig *r)
     ggml_backend_free(r->cpu);
     ggml_free(r->context);
     free(r);
+}
+
+const char *rig_end(rig *r)
+{
+    rig_close(r);
+    rig_unload();
+    return rig_said();
 }
 
 static int run_part(rig *r, gg_context *context, gg_tensor *const *nodes, int count, bool ours)
@@ -427,4 +433,14 @@ int rig_pass(rig *r, const int64_t *cells, int count, int tokens, int first, int
         status = rig_attend(r, layer, tokens, first, streams, sets);
     }
     return status;
+}
+
+int rig_begin(rig *r, int64_t first, int64_t end, rig_set set)
+{
+    int64_t cells[RIG_CELLS];
+    for (int64_t cell = first; cell < end; cell++) {
+        rig_add(set, (uint32_t)cell);
+        cells[cell - first] = cell;
+    }
+    return rig_pass(r, cells, (int)(end - first), 1, 0, 1, (rig_set *)set);
 }

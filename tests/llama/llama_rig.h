@@ -57,8 +57,11 @@ typedef struct rig {
     void (*spoil)(gg_tensor *node);
 } rig;
 
+/** Standard error is caught from here on, if the plug-in was not loaded. */
 rig *rig_open(const rig_options *options);
 void rig_close(rig *r);
+/** The last rig is closed, and the plug-in unloaded. @return what rig_said */
+const char *rig_end(rig *r);
 /** Load the plug-in with these settings; NULL = it did not load. */
 gg_registry *rig_load(const char *setting);
 const char *rig_said(void);
@@ -67,6 +70,9 @@ size_t rig_away(void);
 /** From here to rig_said standard error is caught. */
 void rig_listen(void);
 void rig_unload(void);
+/** Tokens in cells from @p first on, up to @p end, of stream 0: written together, and attended by
+ * one row. */
+int rig_begin(rig *r, int64_t first, int64_t end, rig_set set);
 
 /** Whether rigs have a card: KVF_TEST_CARD is set. Their caches are llama.cpp's own on it. */
 int rig_has_card(void);

@@ -131,11 +131,9 @@ static void caches_of_many_cells_are_taken(void **state)
 /* A cache that was taken is served on the card; one in the host's memory beside it on the host. */
 static void caches_are_served_where_they_are(void **state)
 {
-    setenv("KVF_TEST_CARD", "1", 1);
     for (int on_card = 0; on_card < 2; on_card++) {
         rig *r = rig_open(&(rig_options){.setting = "budget=full rows=4"});
         rig_set sets[6] = {{0}};
-        rig_listen();
         if (!on_card) { /* as with -nkvo: tensors of the pass are on the card, the cache is not */
             ggml_backend_buffer_free(r->buffer);
             r->has_card = 0;
@@ -143,8 +141,7 @@ static void caches_are_served_where_they_are(void **state)
             r->has_card = 1;
         }
         for (int64_t cell = 0; cell < 80; cell++) {
-            rig_add(sets[0], (uint32_t)cell);
-            assert_int_equal(rig_pass(r, &cell, 1, 1, 0, 1, sets), GG_SUCCESS);
+            assert_int_equal(rig_begin(r, cell, cell + 1, sets[0]), GG_SUCCESS);
             assert_true(r->by_kvferry);
         }
         for (int row = 5; row >= 0; row--) { /* a prompt of 6 rows, which is a chunk */
@@ -157,11 +154,8 @@ static void caches_are_served_where_they_are(void **state)
         assert_int_equal(rig_attend(r, 0, 6, 0, 1, sets), GG_SUCCESS);
         assert_true(r->by_kvferry == on_card);
         assert_true(r->worst < ROUNDING);
-        rig_close(r);
-        assert_true(!strstr(rig_said(), "serving 2 layers on the card") == !on_card);
-        rig_unload();
+        assert_true(!strstr(rig_end(r), "serving 2 layers on the card") == !on_card);
     }
-    unsetenv("KVF_TEST_CARD");
 }
 
 static void alibi(gg_tensor *node)
@@ -173,15 +167,10 @@ static void alibi(gg_tensor *node)
 /* The CPU computes it from copies, and its output goes back to the card. */
 static void what_is_left_has_llamas_bits(void **state)
 {
-    setenv("KVF_TEST_CARD", "1", 1);
     float own[RIG_HEADS * RIG_DIM];
     rig_set set[1] = {{0}};
     rig *r = rig_open(&(rig_options){0});
-    rig_listen();
-    for (int64_t cell = 0; cell < 70; cell++) {
-        rig_add(set[0], (uint32_t)cell);
-        assert_int_equal(rig_pass(r, &cell, 1, 1, 0, 1, set), GG_SUCCESS);
-    }
+    assert_int_equal(rig_begin(r, 0, 70, set[0]), GG_SUCCESS);
     r->spoil = alibi;
     for (int on_card = 1; on_card >= 0; on_card--) {
         r->has_card = on_card;
@@ -196,18 +185,14 @@ static void what_is_left_has_llamas_bits(void **state)
             memcpy(own, r->out, sizeof own);
     }
     assert_memory_equal(own, r->out, sizeof own);
-    rig_close(r);
-    assert_non_null(strstr(rig_said(), "ALiBi"));
-    rig_unload();
-    unsetenv("KVF_TEST_CARD");
+    assert_non_null(strstr(rig_end(r), "ALiBi"));
 }
 
 /* Steps of one token, the first 40. */
 static void begin(rig *r, rig_set set, uint64_t copies, uint64_t waits)
 {
     for (int64_t cell = 0; cell < 40; cell++) {
-        rig_add(set, (uint32_t)cell);
-        assert_int_equal(rig_pass(r, &cell, 1, 1, 0, 1, (rig_set *)set), GG_SUCCESS);
+        assert_int_equal(rig_begin(r, cell, cell + 1, set), GG_SUCCESS);
         assert_true(!cell || (r->copies <= copies && r->waits <= waits)); /* after the first */
     }
 }
@@ -217,17 +202,12 @@ static void begin(rig *r, rig_set set, uint64_t copies, uint64_t waits)
 static void rows_stay_on_the_card(void **state)
 {
     enum { COPIES = 1, WAITS = 2, PROMPT = 6 };
-    setenv("KVF_TEST_CARD", "1", 1);
     rig_set other[1] = {{0}}, sets[PROMPT] = {{0}};
     rig *r = rig_open(&(rig_options){.type = GG_BF16});
-    rig_listen();
     begin(r, other[0], 2, 4); /* llama.cpp's kernels write such rows */
     assert_true(kvl_the_plugin()->card.copied >= 2 * 40 * RIG_LAYERS);
-    rig_close(r);
-    rig_said();
-    rig_unload();
+    rig_end(r);
     r = rig_open(&(rig_options){.setting = "budget=full rows=4"});
-    rig_listen();
     begin(r, sets[0], COPIES, WAITS);
     assert_true(kvl_the_plugin()->card.copied <
                 40); /* of the first step, and queries of every 4th */
@@ -246,19 +226,14 @@ static void rows_stay_on_the_card(void **state)
     }
     assert_true(r->worst < ROUNDING);
     kvl_summary(kvl_the_plugin());
-    rig_close(r);
-    assert_non_null(strstr(rig_said(), " copied="));
-    rig_unload();
-    unsetenv("KVF_TEST_CARD");
+    assert_non_null(strstr(rig_end(r), " copied="));
 }
 
 /* Rows that no attention of the graph puts are written by llama.cpp's kernels. */
 static void rows_that_nobody_sees_are_written(void **state)
 {
-    setenv("KVF_TEST_CARD", "1", 1);
     rig *r = rig_open(&(rig_options){0});
     rig_set set[1] = {{0}};
-    rig_listen();
     begin(r, set[0], 1, 2);
     const int64_t unseen[] = {40, 90};
     rig_add(set[0], 40);
@@ -281,29 +256,19 @@ static void rows_that_nobody_sees_are_written(void **state)
         assert_true(r->by_kvferry);
     }
     assert_true(r->worst < ROUNDING);
-    rig_close(r);
-    rig_said();
-    rig_unload();
-    unsetenv("KVF_TEST_CARD");
+    rig_end(r);
 }
 
 /* ggml hands addresses of cells to CUDA, as its scheduler does for kernels of the card: what is
  * away comes before, and cells that are written are known. */
 static void cuda_gets_pages_that_are_there(void **state)
 {
-    setenv("KVF_TEST_CARD", "1", 1);
     for (int is_watched = 1; is_watched >= 0; is_watched--) {
         rig *r = rig_open(&(rig_options){.away_at = 1});
         tensors t = {.context = r->context};
         rig_set set[1] = {{0}};
-        int64_t cells[200];
-        rig_listen();
-        for (int64_t cell = 0; cell < 200; cell++) {
-            rig_add(set[0], (uint32_t)cell);
-            cells[cell] = cell;
-        }
         r->attentions = 1; /* nobody looks at the outputs */
-        assert_int_equal(rig_pass(r, cells, 200, 1, 0, 1, set), GG_SUCCESS);
+        assert_int_equal(rig_begin(r, 0, 200, set[0]), GG_SUCCESS);
         assert_true(rig_away() > 10);
         add(&t, "copy", GG_F16, RIG_KV * RIG_DIM, RIG_CELLS);
         standin_allocate(standin_card_type(), t.all, 1);
@@ -323,11 +288,8 @@ static void cuda_gets_pages_that_are_there(void **state)
         }
         free(copy);
         ggml_backend_buffer_free(t.all[0]->buffer);
-        rig_close(r);
-        rig_said();
-        rig_unload();
+        rig_end(r);
     }
-    unsetenv("KVF_TEST_CARD");
 }
 
 static int does_not_wait(void)
@@ -338,22 +300,15 @@ static int does_not_wait(void)
 /* The largest error of steps whose queries and rows come late. */
 static double late_steps(int waits)
 {
-    setenv("KVF_TEST_CARD", "1", 1);
     rig *r = rig_open(&(rig_options){0});
     rig_set set[1] = {{0}};
-    rig_listen();
     standin_card.delay = 2000000;
     if (!waits)
         kvl_the_plugin()->card.wait = does_not_wait;
-    for (int64_t cell = 0; cell < 12; cell++) {
-        rig_add(set[0], (uint32_t)cell);
-        assert_int_equal(rig_pass(r, &cell, 1, 1, 0, 1, set), GG_SUCCESS);
-    }
+    for (int64_t cell = 0; cell < 12; cell++)
+        assert_int_equal(rig_begin(r, cell, cell + 1, set[0]), GG_SUCCESS);
     const double worst = r->worst;
-    rig_close(r);
-    rig_said();
-    rig_unload();
-    unsetenv("KVF_TEST_CARD");
+    rig_end(r);
     return worst;
 }
 
@@ -368,6 +323,7 @@ int main(void)
 {
     if (!standin_has_device())
         return unit_run(without_a_card_nothing_is_said, a_card_that_cannot_serve_is_left);
+    setenv("KVF_TEST_CARD", "1", 1);
     return unit_run(without_a_card_nothing_is_said, a_card_that_cannot_serve_is_left,
                     caches_of_many_cells_are_taken, caches_are_served_where_they_are,
                     what_is_left_has_llamas_bits, rows_stay_on_the_card,

@@ -17,6 +17,13 @@
 /* Rounding of F16 queries, values and outputs, relative to the largest output. */
 #define ROUNDING 0.01
 
+/* Some tests are of a cache in host memory. */
+static void without_a_card(void)
+{
+    if (rig_has_card())
+        skip();
+}
+
 /* ---- random edits of sequences ---- */
 
 enum { SEQUENCES = 4 };
@@ -165,7 +172,6 @@ static double wander(const rig_options *o, uint64_t seed, int actions)
     wanderer w = {.r = rig_open(o), .streams = o->streams ? o->streams : 1};
     w.r->random = seed;
     went_away = 0;
-    rig_listen();
     for (int action = 0; action < actions; action++) {
         if (below(&w, 3) == 0)
             edit(&w);
@@ -177,15 +183,12 @@ static double wander(const rig_options *o, uint64_t seed, int actions)
     memory_at_end = memory_of(w.r);
     const double worst = w.r->worst;
     prompts_served = kvl_the_plugin()->counts.prompt_served;
-    rig_close(w.r);
-    rig_unload();
-    rig_said();
+    rig_end(w.r);
     return worst;
 }
 
-static void no_output_is_wrong(void **unused)
+TEST(no_output_is_wrong)
 {
-    (void)unused;
     const int types[] = {GG_F16, GG_BF16, GG_Q8_0};
     for (size_t i = 0; i < sizeof types / sizeof *types; i++)
         for (int streams = 1; streams <= SEQUENCES; streams += SEQUENCES - 1) {
@@ -195,9 +198,8 @@ static void no_output_is_wrong(void **unused)
         }
 }
 
-static void no_prompt_is_wrong(void **unused)
+TEST(no_prompt_is_wrong)
 {
-    (void)unused;
     for (int streams = 1; streams <= SEQUENCES; streams += SEQUENCES - 1) {
         const rig_options o = {.streams = streams, .setting = "budget=full rows=2 prompts=kvferry"};
         assert_true(wander(&o, 9, 150) < ROUNDING);
@@ -206,9 +208,8 @@ static void no_prompt_is_wrong(void **unused)
 }
 
 /* Pages of llama.cpp's go wherever they can, and its memory is what it is without the plug-in. */
-static void no_page_comes_back_wrong(void **unused)
+TEST(no_page_comes_back_wrong)
 {
-    (void)unused;
     static const char *const settings[] = {"budget=full", "budget=128 sink=16 local=32 rows=8",
                                            "budget=full rows=4 prompts=kvferry verify=3"};
     for (int i = 0; i < 12; i += rig_has_card() ? 5 : 1) {
@@ -224,9 +225,8 @@ static void no_page_comes_back_wrong(void **unused)
     }
 }
 
-static void pages_that_come_back_empty_are_seen(void **unused)
+TEST(pages_that_come_back_empty_are_seen)
 {
-    (void)unused;
     rig_options o = {.away_at = 1, .without = "pages"};
     assert_true(wander(&o, 20, 150) > 0.2);
     const uint64_t memory = memory_at_end;
@@ -235,34 +235,21 @@ static void pages_that_come_back_empty_are_seen(void **unused)
     assert_true(memory != memory_at_end);
 }
 
-static void without_proofs_outputs_are_wrong(void **unused)
+TEST(without_proofs_outputs_are_wrong)
 {
-    (void)unused;
     assert_true(wander(&(rig_options){.without = "writes"}, 1, 150) > 0.2);
     assert_true(wander(&(rig_options){.no_hooks = 1}, 1, 150) > 0.2);
 }
 
 /* ---- what is served, what is left, and what is said ---- */
 
-/* A sequence of `count` tokens in the first cells of stream 0, and its set. */
-static int begin(rig *r, uint32_t count, rig_set set)
+TEST(steps_are_served_and_prompts_left)
 {
-    int64_t cells[RIG_CELLS];
-    for (uint32_t i = 0; i < count; i++) {
-        cells[i] = i;
-        rig_add(set, i);
-    }
-    return rig_pass(r, cells, (int)count, 1, 0, 1, (rig_set *)set);
-}
-
-static void steps_are_served_and_prompts_left(void **unused)
-{
-    (void)unused;
+    without_a_card();
     rig *r = rig_open(&(rig_options){.setting = "budget=full rows=4"});
     const kvl_counts *c = &kvl_the_plugin()->counts;
     rig_set sets[5] = {{0}};
-    rig_listen();
-    assert_int_equal(begin(r, 100, sets[0]), GG_SUCCESS);
+    assert_int_equal(rig_begin(r, 0, 100, sets[0]), GG_SUCCESS);
     assert_true(r->by_kvferry);
     assert_int_equal(c->served, RIG_LAYERS);
     for (int i = 1; i < 5; i++)
@@ -274,32 +261,26 @@ static void steps_are_served_and_prompts_left(void **unused)
     assert_true(r->by_kvferry);
     assert_true(r->worst < ROUNDING);
     kvl_summary(kvl_the_plugin());
-    rig_close(r);
-    const char *text = rig_said();
+    const char *text = rig_end(r);
     assert_non_null(strstr(text, "kvferry: serving 2 layers, 832 cells of room"));
     assert_non_null(strstr(text, "kvferry: attended served=6 stock=0 share=1.0000 prompt=5"));
-    rig_unload();
 }
 
 /* Steps are compared with llama.cpp's own, and keep their outputs. */
-static void verify_sees_what_is_wrong(void **unused)
+TEST(verify_sees_what_is_wrong)
 {
-    (void)unused;
     for (int is_blind = 0; is_blind < 2; is_blind++) {
         rig *r = rig_open(&(rig_options){.setting = "budget=full verify=1",
                                          .without = is_blind ? "writes" : NULL});
         const kvl_counts *c = &kvl_the_plugin()->counts;
         rig_set set[1] = {{0}};
-        rig_listen();
         for (int turn = 0; turn < 3; turn++)
-            assert_int_equal(begin(r, 100, set[0]), GG_SUCCESS);
+            assert_int_equal(rig_begin(r, 0, 100, set[0]), GG_SUCCESS);
         assert_int_equal(c->verify, 3 * RIG_LAYERS);
         assert_int_equal(c->verify, c->served);
         assert_int_equal(c->wrong, is_blind ? 2 * RIG_LAYERS : 0);
         assert_true((r->worst > ROUNDING) == is_blind);
-        rig_close(r);
-        assert_true(!strstr(rig_said(), "differs from llama.cpp's") == !is_blind);
-        rig_unload();
+        assert_true(!strstr(rig_end(r), "differs from llama.cpp's") == !is_blind);
     }
 }
 
@@ -336,13 +317,12 @@ static void another_scale(gg_tensor *node)
 }
 
 /* A layer whose scale changes is attended with the new one. */
-static void scales_may_change(void **unused)
+TEST(scales_may_change)
 {
-    (void)unused;
     rig *r = rig_open(&(rig_options){0});
     rig_set set[1] = {{0}};
     float own[RIG_HEADS * RIG_DIM];
-    assert_int_equal(begin(r, 70, set[0]), GG_SUCCESS);
+    assert_int_equal(rig_begin(r, 0, 70, set[0]), GG_SUCCESS);
     r->spoil = another_scale;
     gg_backend *const by[] = {r->backend, r->cpu};
     for (int i = 0; i < 2; i++) {
@@ -355,16 +335,13 @@ static void scales_may_change(void **unused)
         memcpy(own, r->out, sizeof own);
     }
     r->backend = by[0];
-    rig_listen();
-    rig_close(r);
-    rig_said();
-    rig_unload();
+    rig_end(r);
 }
 
 /* Left to llama.cpp: with its bits, counted, and said once. */
-static void what_is_not_understood_is_left(void **unused)
+TEST(what_is_not_understood_is_left)
 {
-    (void)unused;
+    without_a_card();
     const struct {
         void (*spoil)(gg_tensor *node);
         const char *said;
@@ -377,9 +354,8 @@ static void what_is_not_understood_is_left(void **unused)
         float own[RIG_HEADS * RIG_DIM];
         rig_set set[1] = {{0}};
         rig *r = rig_open(&(rig_options){0});
-        assert_int_equal(begin(r, 70, set[0]), GG_SUCCESS);
+        assert_int_equal(rig_begin(r, 0, 70, set[0]), GG_SUCCESS);
         r->spoil = cases[i].spoil;
-        rig_listen();
         for (int turn = 0; turn < 2; turn++) {
             r->random = 99;
             assert_int_equal(rig_attend(r, 1, 1, 0, 1, set), GG_SUCCESS);
@@ -396,85 +372,69 @@ static void what_is_not_understood_is_left(void **unused)
         assert_int_equal(rig_attend(r, 1, 1, 0, 1, set), GG_SUCCESS);
         assert_memory_equal(own, r->out, sizeof own);
         r->backend = ours;
-        rig_listen();
-        rig_close(r);
-        rig_said();
-        rig_unload();
+        rig_end(r);
     }
 }
 
-static void values_beyond_f16_leave_the_cache(void **unused)
+TEST(values_beyond_f16_leave_the_cache)
 {
-    (void)unused;
     rig *r = rig_open(&(rig_options){.type = GG_BF16});
     rig_set set[1] = {{0}};
-    assert_int_equal(begin(r, 70, set[0]), GG_SUCCESS);
+    assert_int_equal(rig_begin(r, 0, 70, set[0]), GG_SUCCESS);
     const uint16_t large = kvf_bf16_from_float(1e6f);
     ggml_backend_tensor_set(r->v[1], &large, 3 * r->v[1]->nb[1], sizeof large);
-    rig_listen();
     for (int turn = 0; turn < 3; turn++) {
         assert_int_equal(rig_attend(r, 1, 1, 0, 1, set), GG_SUCCESS);
         assert_false(r->by_kvferry);
     }
     assert_true(r->worst < ROUNDING);
-    rig_close(r);
-    assert_non_null(strstr(rig_said(), "beyond F16"));
-    rig_unload();
+    assert_non_null(strstr(rig_end(r), "beyond F16"));
 }
 
-static void attention_that_is_off_is_said(void **unused)
+TEST(attention_that_is_off_is_said)
 {
-    (void)unused;
     rig *r = rig_open(&(rig_options){0});
     const int64_t cell = 3;
-    rig_listen();
     for (int turn = 0; turn < 4; turn++)
         assert_int_equal(rig_write(r, 0, &cell, 1), GG_SUCCESS);
     assert_int_equal(kvl_the_plugin()->counts.left[KVL_NO_FLASH], 3);
     kvl_summary(kvl_the_plugin());
-    rig_close(r);
-    const char *text = rig_said(), *first = strstr(text, "add -fa on");
+    const char *text = rig_end(r), *first = strstr(text, "add -fa on");
     assert_non_null(first);
     assert_null(strstr(first + 1, "add -fa on"));
     assert_non_null(strstr(text, "stock.no_flash=3"));
-    rig_unload();
 }
 
 /* Contexts come and go; the cache of one goes before its backend. */
-static void contexts_are_apart(void **unused)
+TEST(contexts_are_apart)
 {
-    (void)unused;
+    without_a_card();
     rig *a = rig_open(&(rig_options){0}), *b = rig_open(&(rig_options){.streams = 2});
     rig_set set[1] = {{0}}, more[2] = {{0}};
-    rig_listen();
-    assert_int_equal(begin(a, 60, set[0]), GG_SUCCESS);
-    assert_int_equal(begin(b, 90, more[0]), GG_SUCCESS);
+    assert_int_equal(rig_begin(a, 0, 60, set[0]), GG_SUCCESS);
+    assert_int_equal(rig_begin(b, 0, 90, more[0]), GG_SUCCESS);
     assert_int_equal(rig_attend(a, 0, 1, 0, 1, set), GG_SUCCESS);
     assert_true(a->by_kvferry);
     /* The cache of one goes before its backend, and another one comes, perhaps in its place. */
     ggml_backend_buffer_free(a->buffer);
     rig_make_cache(a);
     memset(set, 0, sizeof set);
-    assert_int_equal(begin(a, 80, set[0]), GG_SUCCESS);
+    assert_int_equal(rig_begin(a, 0, 80, set[0]), GG_SUCCESS);
     assert_true(a->by_kvferry);
     assert_int_equal(rig_attend(b, 1, 1, 0, 1, more), GG_SUCCESS);
     assert_true(b->by_kvferry);
     assert_true(a->worst < ROUNDING && b->worst < ROUNDING);
     rig_close(b);
-    rig_close(a);
-    assert_null(kvl_the_plugin()->buffers);
-    rig_said();
-    rig_unload();
+    rig_end(a);
 }
 
 /* A buffer that is freed has its own functions again. */
-static void a_buffer_that_goes_has_its_own_functions(void **unused)
+TEST(a_buffer_that_goes_has_its_own_functions)
 {
-    (void)unused;
+    without_a_card();
     rig *r = rig_open(&(rig_options){0});
     rig_set set[1] = {{0}};
-    rig_listen();
-    assert_int_equal(begin(r, 60, set[0]), GG_SUCCESS);
+    assert_int_equal(rig_begin(r, 0, 60, set[0]), GG_SUCCESS);
     gg_buffer *buffer = r->buffer, *plain = ggml_backend_buft_alloc_buffer(buffer->buft, 64);
     assert_true(buffer->iface.clear != plain->iface.clear);
     buffer->iface.free_buffer(buffer);
@@ -482,9 +442,7 @@ static void a_buffer_that_goes_has_its_own_functions(void **unused)
     assert_null(kvl_the_plugin()->buffers);
     buffer->iface.free_buffer = NULL; /* it has run */
     ggml_backend_buffer_free(plain);
-    rig_close(r);
-    rig_said();
-    rig_unload();
+    rig_end(r);
 }
 
 /* Pages within a tensor of the cache, and those of them that are in memory. */
@@ -510,17 +468,16 @@ static size_t resident_pages(const rig *r, size_t *pages)
 }
 
 /* llama.cpp clears a cache, so that all of its memory is there before a token is. */
-static void what_was_never_written_takes_no_memory(void **unused)
+TEST(what_was_never_written_takes_no_memory)
 {
-    (void)unused;
+    without_a_card();
     rig *r = rig_open(&(rig_options){.streams = 4});
-    rig_listen();
     for (int turn = 0; turn < 2; turn++) {
         rig_set set[1] = {{0}};
         size_t pages;
         assert_int_equal(resident_pages(r, &pages), 0);
         assert_true(pages > 100);
-        assert_int_equal(begin(r, 60, set[0]), GG_SUCCESS);
+        assert_int_equal(rig_begin(r, 0, 60, set[0]), GG_SUCCESS);
         const size_t written = resident_pages(r, &pages);
         assert_true(written > 0 && written < pages / 4);
         assert_true(r->worst < ROUNDING);
@@ -528,21 +485,17 @@ static void what_was_never_written_takes_no_memory(void **unused)
         assert_int_equal(resident_pages(r, &pages), pages);
         standin_clear(r->buffer, 0);
     }
-    rig_close(r);
-    rig_said();
-    rig_unload();
+    rig_end(r);
 }
 
 /* A page that goes takes no memory; a token that the library has in other bits stays. */
-static void tokens_are_there_once(void **unused)
+TEST(tokens_are_there_once)
 {
-    (void)unused;
     rig *r = rig_open(&(rig_options){.streams = 4, .away_at = 1});
     rig_set set[1] = {{0}};
     size_t pages;
-    rig_listen();
     r->attentions = 1; /* nobody looks at these outputs */
-    assert_int_equal(begin(r, 250, set[0]), GG_SUCCESS);
+    assert_int_equal(rig_begin(r, 0, 250, set[0]), GG_SUCCESS);
     const size_t away = rig_away(), row = r->v[0]->nb[1];
     assert_true(away >= RIG_LAYERS * 2 * 5);
     const size_t resident = resident_pages(r, &pages);
@@ -563,34 +516,28 @@ static void tokens_are_there_once(void **unused)
     assert_true(rig_away() < away);
     ggml_backend_tensor_get(r->k[0], key[1], 120 * row, row);
     assert_memory_equal(key[0], key[1], row);
-    rig_close(r);
-    assert_non_null(strstr(rig_said(), " MiB instead of llama.cpp's "));
-    rig_unload();
+    assert_non_null(strstr(rig_end(r), " MiB instead of llama.cpp's "));
     static const rig_options both[] = {{.type = GG_BF16, .away_at = 1},
                                        {.setting = "budget=full copies=two", .away_at = 1}};
     for (size_t i = 0; i < 2; i++) {
         r = rig_open(&both[i]);
-        rig_listen();
-        assert_int_equal(begin(r, 250, set[0]), GG_SUCCESS);
+        assert_int_equal(rig_begin(r, 0, 250, set[0]), GG_SUCCESS);
         assert_int_equal(rig_away(), 0);
-        rig_close(r);
-        assert_non_null(strstr(rig_said(), " MiB beside llama.cpp's "));
-        rig_unload();
+        assert_non_null(strstr(rig_end(r), " MiB beside llama.cpp's "));
     }
 }
 
 /* By the wish of a user: what a reader brings back is near what was written, and the same each
  * time. */
-static void quantized_tokens_are_there_once(void **unused)
+TEST(quantized_tokens_are_there_once)
 {
-    (void)unused;
+    without_a_card();
     rig *r = rig_open(&(rig_options){.setting = "budget=full pages=k8v8 copies=one", .away_at = 1});
     rig_set set[1] = {{0}};
     const size_t row = r->k[0]->nb[1];
     uint16_t key[3][RIG_KV * RIG_DIM];
-    rig_listen();
     r->attentions = 1;
-    assert_int_equal(begin(r, 250, set[0]), GG_SUCCESS);
+    assert_int_equal(rig_begin(r, 0, 250, set[0]), GG_SUCCESS);
     for (size_t i = 0; i < RIG_KV * RIG_DIM; i++)
         key[0][i] = kvf_fp16_from_float((float)(i * 37 % 61) / 61.0f - 0.5f);
     for (size_t cell = 120; cell < 124; cell++) /* enough that pages go */
@@ -606,55 +553,28 @@ static void quantized_tokens_are_there_once(void **unused)
     assert_memory_not_equal(key[0], key[1], row);
     for (size_t i = 0; i < RIG_KV * RIG_DIM; i++)
         assert_true(fabsf(kvf_fp16_to_float(key[0][i]) - kvf_fp16_to_float(key[1][i])) < 0.05f);
-    rig_close(r);
-    assert_non_null(strstr(rig_said(), ", which comes back quantized, budget "));
-    rig_unload();
+    assert_non_null(strstr(rig_end(r), ", which comes back quantized, budget "));
 }
 
 static void *generate(void *user)
 {
     rig *r = user;
     rig_set set[1] = {{0}};
-    for (int64_t cell = 0; cell < 120; cell++) {
-        rig_add(set[0], (uint32_t)cell);
-        if (rig_pass(r, &cell, 1, 1, 0, 1, set) != GG_SUCCESS)
+    for (int64_t cell = 0; cell < 120; cell++)
+        if (rig_begin(r, cell, cell + 1, set[0]) != GG_SUCCESS)
             abort();
-    }
     return NULL;
 }
 
-static void contexts_run_in_threads(void **unused)
+TEST(contexts_run_in_threads)
 {
-    (void)unused;
     rig *r[2] = {rig_open(&(rig_options){.away_at = 1}), rig_open(&(rig_options){0})};
     pthread_t threads[2];
-    rig_listen();
     for (int i = 0; i < 2; i++)
         assert_int_equal(pthread_create(&threads[i], NULL, generate, r[i]), 0);
     for (int i = 0; i < 2; i++)
         pthread_join(threads[i], NULL);
-    for (int i = 0; i < 2; i++) {
-        assert_true(r[i]->worst < ROUNDING);
-        rig_close(r[i]);
-    }
-    rig_said();
-    rig_unload();
-}
-
-int main(void)
-{
-    if (rig_has_card()) /* what is left of it depends on where it is */
-        return unit_run(no_output_is_wrong, no_prompt_is_wrong, without_proofs_outputs_are_wrong,
-                        verify_sees_what_is_wrong, scales_may_change,
-                        values_beyond_f16_leave_the_cache, attention_that_is_off_is_said,
-                        no_page_comes_back_wrong, pages_that_come_back_empty_are_seen,
-                        tokens_are_there_once, contexts_run_in_threads);
-    return unit_run(no_output_is_wrong, no_prompt_is_wrong, no_page_comes_back_wrong,
-                    pages_that_come_back_empty_are_seen, tokens_are_there_once,
-                    quantized_tokens_are_there_once, without_proofs_outputs_are_wrong,
-                    steps_are_served_and_prompts_left, verify_sees_what_is_wrong, scales_may_change,
-                    what_is_not_understood_is_left, values_beyond_f16_leave_the_cache,
-                    attention_that_is_off_is_said, contexts_are_apart,
-                    a_buffer_that_goes_has_its_own_functions,
-                    what_was_never_written_takes_no_memory, contexts_run_in_threads);
+    assert_true(r[0]->worst < ROUNDING && r[1]->worst < ROUNDING);
+    rig_close(r[0]);
+    rig_end(r[1]);
 }
