@@ -12,7 +12,6 @@ that Debian 12 lacks; where it does, a newer one of Debian lies beside them, for
 Models are tiny ones with random weights (tests/python/llama_models.py), and the real one. With --quick
 there is no native build and one wheel: what takes two minutes.
 """
-import argparse
 import glob
 import os
 import platform
@@ -154,13 +153,10 @@ def with_numpy():
 
 def arguments():
     """The command line: what is ours, and what is the tests'."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("--plugin", required=True, help="libggml-kvferry.so")
-    parser.add_argument("--library", required=True, help="libkvferry.so")
-    parser.add_argument("--command", required=True, help="the kvferry command")
-    parser.add_argument("--quick", action="store_true", help="one wheel, no native build")
-    parser.add_argument("--run", metavar="PROGRAM", help="run this with the environment instead of the tests")
-    return parser.parse_known_args()
+    def more(parser):
+        parser.add_argument("--plugin", required=True, help="libggml-kvferry.so")
+        parser.add_argument("--quick", action="store_true", help="one wheel, no native build")
+    return python_env.arguments(__doc__, more)
 
 
 def environment(args):
