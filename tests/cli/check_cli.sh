@@ -80,16 +80,10 @@ try 0 info; prints 'matrix products'; prints '^disk tier'; prints '^  engine  *[
 try 0 info --json; prints '"runner"'; prints '"llama_plugin"'
 
 # operating errors: named, nothing on standard output
-try 1 run --model "$dir/none" --prompt a; says 'or a GGUF file; .*none cannot be opened: No such file'; silent
 printf 'quiet \377\376 river' >bad.txt
 "$kvferry" $run <bad.txt >out 2>err
 says 'standard input: the text is not UTF-8'
 (echo quiet && cat bad.txt) >worse.txt
-try 1 $run --prompt "$text" --ask worse.txt; says 'worse.txt: line 2: the text is not UTF-8: byte 6'; silent
-echo '5 6 1024' >ids.txt
-try 1 $run --token-ids ids.txt; says 'token id 1024 is out of range; the model has ids 0 to 1023'
-echo '5 six' >ids.txt
-try 1 $run --token-ids ids.txt; says "'six"; silent
 try 0 $run --prompt "$text" --verify dense:1 --stats layers.json
 check 'statistics of each layer' python3 -c 'import json; d = json.load(open("layers.json")); l = d["layers"]
 assert len(l) == 4 and "static_ratio_mean" not in d and all(sum(x[k] for x in l) == d[k] for k in ("hits", "misses", "tokens_attended"))
@@ -97,8 +91,6 @@ assert abs(sum(x["attention_recall"] for x in l) / 4 - d["attention_recall"]) < 
 try 0 $run --prompt "$(yes "$text" | head -n 40)" --select hybrid --static-ratio auto --budget 128 --local 32 --stats layers.json
 check 'the share of each layer, and one for the model' python3 -c 'import json; d = json.load(open("layers.json")); l = d["layers"]
 k = d["static_ratio_mean"]; m = sum(x["static_ratio"] for x in l) / 4; assert 0 < m and k <= m + 1e-9 < k + 4 / 61 and all(abs(61 * x["static_ratio"] - x["static_tokens_max"]) < 1e-6 for x in l)'
-try 1 $run --prompt "$text" --select quest --digest codes
-says "digest is 'codes'; --select quest scores by minmax: leave it out"; silent
 try 0 run --model "$model" -n 1 --prompt "$text" --select quest --dry-run; says 'digests .* minmax'
 try 0 $run --prompt "$text" --context 40000; says 'context 40000 is past the 32768 positions .*max_position'
 mkdir begins && ln -s "$model"/tokenizer.json "$model"/config.json "$model"/*.safetensors begins/
@@ -204,7 +196,6 @@ cp out score.out
 try 0 $score --prompt "$text" --text text.txt --threads 1
 check 'threads do not change the loss' cmp score.out out
 try 0 $score --prompt "$text" --text text.txt --dry-run; says 'memory plan'; silent
-try 1 score --model "$model" --token-ids ids.txt --text text.txt; says "'six"; silent
 if [ -w /dev/full ]; then
     "$kvferry" $score --prompt "$text" --text text.txt >/dev/full 2>err
     check 'a result that cannot be written ends with 1' test $? -eq 1
@@ -225,10 +216,9 @@ check 'a full disk ends with 1' test $? -eq 1
 says 'big.f32'
 check 'no file that is cut short' test ! -e big.f32
 no_leftover
-try 1 $run --prompt "$text" --emit-ids no/such/ids; says 'no/such/ids'; silent
-try 1 $run --prompt "$text" --stats no/such/stats; says 'no/such/stats: cannot be created'; silent
 
 # Ctrl-C between tokens: summary, 130, complete files
+: >out
 "$kvferry" run --model "$model" -n 20000 --prompt "$text" --ignore-eos --emit-ids int.ids \
     --stats int.json >out 2>err &
 process=$!

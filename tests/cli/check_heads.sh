@@ -80,11 +80,6 @@ check 'with the learnt mask nine are right' test "$(right "$examples/train_mask/
 check 'with its opposite one is, at most' test "$(right opposite.tsv)" -le 1
 
 # mistakes
-for option in '--method fastkv' '--layers 0..1' '--goal 0.9' '--propagate 0.2'; do
-    try 2 tune --heads --model x --text t $option; says 'looks at all heads of all layers'; silent
-done
-try 1 $tune --out no/such/file; says 'no/such/file'; silent
-printf 'the code of alice brown is seven tiger .\tquestion the code of alice brown is\tnobody\n' >wrong.tsv
 refusals heads "tune=$tune"
 check 'no file' test ! -e none.tsv
 told

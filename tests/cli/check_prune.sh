@@ -111,10 +111,6 @@ json s.json 'd["head_mask"]["streaming_heads"] == 4 and d["head_mask"]["heads"] 
     and d["head_mask"]["streaming_recent"] == 64'
 try 0 $run --head-mask float.tsv --head-sparsity 0.5 --stats s.json
 json s.json 'd["head_mask"]["streaming_heads"] == 4 and d["head_mask"]["sparsity"] == 0.5'
-printf '1\t0\n1\t1\n0\t0\n' >rows.tsv
-printf '1\t0\n1\t1\n0\n1\t0\n' >ragged.tsv
-printf '1\t0\n1\tnan\n0\t0\n1\t0\n' >nan.tsv
-printf '1\t0\t1\n1\t1\t1\n0\t0\t1\n1\t0\t1\n' >heads.tsv
 
 try 0 run --model "$model" -n 1 --prune streaming --keep 1 --prompt document
 
@@ -259,12 +255,7 @@ json asl.json '(lambda a: a["answers"]["kept"] >= 0.1 * a["answers"]["full"] and
 try 1 $ask --layers 0 --propagate 0.1 --out none.json; says 'nothing is written to none.json'
 prints 'no setting keeps 95% of the answers; the best: layer 0'
 check 'no file' test ! -e none.json
-printf 'a\tb\n' >bad.tsv
-printf 'the code of alice brown is seven tiger .\tquestion the code of alice brown is\tnobody\n' >wrong.tsv
 
-# tune: mistakes that no table can have
-try 1 tune --model "$dir/none" --text text.txt; says 'or a GGUF file; .*none cannot be opened: No such file'
-try 1 $tune --out no/such/file; says 'no/such/file'; silent
 printf 'quiet \377\376 river' >bad.txt
 
 # files that are damaged, or of another model: named, nothing printed
@@ -294,7 +285,6 @@ poison 'd["fastkv"]["settings"]["speed"] = 1' 'settings.speed is no setting'
 poison 'd["fastkv"] = 3' 'fastkv is'
 poison 'd = [d]' 'kvferry_prune is missing'
 head -c 200 tuned.json >cut.json
-: >empty.json
 
 refusals prune "run=$run" "bad=$bad" "tune=$tune" "ask=$ask" "model=$model"
 told

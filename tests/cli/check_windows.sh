@@ -72,12 +72,5 @@ echo 7 | cat ids - >longer
 try 0 run --model some --token-ids longer --load saved -n 4 --ignore-eos
 
 try 0 run --model some --token-ids ids -n 4 --ignore-eos --samples 3 --seed 1
-try 1 run --model some --token-ids ids --prune snapkv
-says '--prune snapkv is not supported for a model whose layers attend to a window of 48 tokens'
-try 1 run --model some --token-ids ids --head-mask some.tsv
-says '--head-mask some.tsv is not supported for a model whose layers attend to a window of 48 tokens'
-try 1 run --model some --token-ids ids --draft ngram
-says '--draft takes tokens back, and layers with a window of 48 tokens'
-try 1 tune --model some --text ids --out tuned.json
-says 'some has layers with a window of 48 tokens'
+refusals windows
 told
