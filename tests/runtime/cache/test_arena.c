@@ -8,7 +8,6 @@
  * Looks inside, because the arena is the device's choice and no setting.
  */
 
-#include "attention_params.h"
 #include "harness.h"
 
 #include <string.h>
@@ -39,15 +38,10 @@ typedef struct history {
 
 static void side_open(side *x, const kvf_cache_config *cc, uint32_t arena, uint32_t delay_seed)
 {
-    kvf_runtime_config rc = test_runtime_config();
-    kvf_cache_config fitting = *cc;
+    const kvf_runtime_config rc = test_runtime_config();
     test_hooks.delay_seed = delay_seed;
-    fitting.transfer = test_transfer(cc->transfer);
-    x->w.config = *cc;
-    test_expect(NULL, test_runtime_open(&rc, &x->w.runtime, NULL), KVF_OK);
-    x->w.runtime->test_hooks.prefill_arena = arena;
-    test_ok(&x->w, kvf_stream_create(x->w.runtime, &x->w.stream));
-    test_ok(&x->w, kvf_cache_open(x->w.runtime, &fitting, &x->w.cache, NULL));
+    test_hooks.prefill_arena = arena;
+    test_world_open(&x->w, &rc, cc);
     assert_int_equal(x->w.cache->kv_groups[0].dims.arena_blocks != 0, arena == 1);
     x->room = 24u << 20;
     x->out = test_alloc(x->room);
@@ -238,8 +232,8 @@ static kvf_cache_plan plan_of(const kvf_cache_config *cc, uint32_t arena, uint64
     kvf_runtime *runtime;
     kvf_cache_plan p;
     c.device_bytes = device_bytes;
+    test_hooks.prefill_arena = arena;
     test_expect(NULL, test_runtime_open(&rc, &runtime, NULL), KVF_OK);
-    runtime->test_hooks.prefill_arena = arena;
     test_expect(runtime, kvf_cache_plan_make(runtime, &c, &p, NULL), KVF_OK);
     kvf_runtime_close(runtime);
     return p;
@@ -315,7 +309,6 @@ static uint64_t read_prompt(const reading *r, const test_tokens *t, kvf_cache_co
     cc.device_bytes = device_bytes_of(&cc, r);
     side_open(&x, &cc, r->arena, r->poisons ? 31 : 0);
     x.w.runtime->test_hooks.ignores_writes = r->ignores_writes;
-    test_give_attention_params(x.w.cache, &cc);
     kvf_sequence *s = test_sequence(&x.w);
     for (uint32_t i = 0; i < LAYERS * chunks; i++) {
         const uint32_t layer = r->by_layer ? i / chunks : i % LAYERS;
