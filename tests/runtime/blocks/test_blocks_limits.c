@@ -323,6 +323,10 @@ TEST(what_has_no_home_is_refused)
     kvf_runtime *runtime = test_runtime();
     refusals_check(&(refusals){
         .path = "tests/runtime/blocks/blocks.refusals", .call = open_row, .user = runtime});
+    if (test_on_cuda())
+        refusals_check(&(refusals){.path = "tests/runtime/blocks/blocks_cuda.refusals",
+                                   .call = open_row,
+                                   .user = runtime});
     kvf_runtime_close(runtime);
 }
 

@@ -109,23 +109,3 @@ TEST(a_block_takes_less_memory)
     assert_true(halves.device_bytes <= exact.device_bytes + row * 102 / 100 + (1u << 16));
     kvf_runtime_close(runtime);
 }
-
-/* Kernels of a GPU dequantize one type and three sizes of heads. */
-TEST(what_a_gpu_does_not_dequantize_is_refused)
-{
-    if (!test_on_cuda())
-        return;
-    kvf_runtime *runtime = test_runtime();
-    kvf_blocks_plan plan;
-    for (uint32_t i = 0; i < 2; i++) {
-        kvf_blocks_config bc = rig_config();
-        kvf_error error = {0};
-        bc.cache.pages = KVF_PAGES_K8V4;
-        bc.cache.dtype = i ? KVF_BF16 : KVF_FP32;
-        bc.cache.head_dim = i ? 96 : 64;
-        assert_int_equal(kvf_blocks_plan_make(runtime, &bc, &plan, &error), KVF_UNSUPPORTED);
-        assert_non_null(
-            strstr(error.text, i ? "head_dim 64, 128 and 192, not 96" : "dtype = bf16 only"));
-    }
-    kvf_runtime_close(runtime);
-}

@@ -48,11 +48,15 @@ static kvf_status open_row(void *user, char *change, size_t size, kvf_error *err
     return status;
 }
 
+/* A GPU has kernels for some shapes. */
 TEST(every_bad_setting_is_named)
 {
     kvf_runtime *runtime = test_runtime();
     refusals_check(&(refusals){
         .path = "tests/runtime/cache/cache.refusals", .call = open_row, .user = runtime});
+    if (test_on_cuda())
+        refusals_check(&(refusals){
+            .path = "tests/runtime/cache/cache_cuda.refusals", .call = open_row, .user = runtime});
     kvf_runtime_close(runtime);
 }
 

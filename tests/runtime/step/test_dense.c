@@ -104,36 +104,6 @@ TEST(values_are_narrower)
     }
 }
 
-/* A GPU refuses what it has no matrix products for. */
-TEST(a_gpu_takes_some_head_dims)
-{
-    static const char all[] = "the CUDA device takes 32, 64, 80, 96, 128, 192 and 256";
-    static const struct {
-        uint32_t head_dim, value_dim;
-        const char *text;
-    } rows[] = {{16, 0, all},
-                {48, 0, all},
-                {112, 0, all},
-                {240, 0, all},
-                {512, 0, all},
-                {64, 32, "with head_dim = 64 the CUDA device takes 64"},
-                {192, 0, "with head_dim = 192 the CUDA device takes 128"}};
-    const kvf_cache_config small = test_config_small();
-    test_world w;
-    test_world_open(&w, NULL, &small);
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        const geometry g = {(kvf_dtype)(i % 3), rows[i].head_dim, 1, 2, 8, 1, rows[i].value_dim};
-        const kvf_cache_config c = config_of(&g);
-        kvf_error error = {0};
-        kvf_cache_plan plan;
-        test_expect(w.runtime, kvf_cache_plan_make(w.runtime, &c, &plan, &error),
-                    test_on_cuda() ? KVF_UNSUPPORTED : KVF_OK);
-        if (test_on_cuda())
-            assert_non_null(strstr(error.text, rows[i].text));
-    }
-    test_world_close(&w);
-}
-
 /* Without a static set nothing depends on the queries of the prompt. */
 TEST(append_only_prefill_leaves_the_same_cache)
 {

@@ -374,31 +374,3 @@ TEST(lists_of_anything_else_are_refused)
     assert_string_equal(kvf_runtime_error(l.w.runtime)->text, "sequences is NULL; pass the batch");
     lister_close(&l);
 }
-
-/* ---- refusals ---- */
-
-static void refused(const kvf_cache_config *c, const char *text)
-{
-    kvf_runtime *runtime = test_runtime();
-    kvf_cache_plan plan;
-    kvf_error error;
-    assert_int_equal(kvf_cache_plan_make(runtime, c, &plan, &error), KVF_UNSUPPORTED);
-    assert_string_equal(error.text, text);
-    kvf_runtime_close(runtime);
-}
-
-TEST(a_gpu_refuses_some)
-{
-    if (!test_on_cuda())
-        return;
-    kvf_cache_config c = quantized_config(1);
-    c.dtype = KVF_FP16;
-    refused(&c, "pages = k8v4: the CUDA device dequantizes pages in dtype = bf16 only; set that or "
-                "pages = bf16, or use the host device");
-    c.dtype = KVF_BF16;
-    c.head_dim = 96;
-    c.value_dim = 0;
-    refused(&c,
-            "pages = k8v4: the CUDA device dequantizes pages of head_dim 64, 128 and 192, not 96; "
-            "set pages = bf16, or use the host device");
-}
