@@ -181,7 +181,7 @@ static kvf_status play_blocks(stage *st, const scene *s, float *out)
     return status;
 }
 
-const scene quantized_blocks_scene = {"quantized blocks", play_blocks, "pages=k8v4 dtype=bf16",
-                                      NULL};
-const scene blocks_scene = {"blocks", play_blocks, "", NULL};
-const scene captured_blocks_scene = {"blocks in captures", play_blocks, "", NULL};
+const scene quantized_blocks_scene = {"quantized blocks", "pages=k8v4 dtype=bf16",
+                                      .play = play_blocks};
+const scene blocks_scene = {"blocks", "", .play = play_blocks};
+const scene captured_blocks_scene = {"blocks in captures", "", .play = play_blocks};

@@ -132,6 +132,7 @@ typedef struct actors {
     kvf_prune *prune;
     int32_t *lists; /* device memory */
     int gives;      /* steps are told which pages to select: queries serve as scores */
+    uint32_t steps; /* so far */
     kvf_error error;
 } actors;
 
@@ -156,7 +157,7 @@ static kvf_status prefill_layer(actors *a, uint32_t layer)
     return status;
 }
 
-static kvf_status prefill_all(actors *a)
+static kvf_status prefill(actors *a)
 {
     kvf_status status = KVF_OK;
     for (uint32_t layer = 0; layer < LAYERS && status == KVF_OK; layer++)
@@ -178,8 +179,9 @@ static kvf_decode_args step_of(actors *a, uint32_t layer, uint32_t token)
                              .page_stride = a->gives ? DIM : 0};
 }
 
-static kvf_status decode_token(actors *a, uint32_t token)
+static kvf_status decode(actors *a)
 {
+    const uint32_t token = PROMPT + a->steps++ % STEPS;
     for (uint32_t layer = 0; layer < LAYERS; layer++) {
         const kvf_decode_args d = step_of(a, layer, token);
         const kvf_status status = kvf_decode(a->cache, &d, a->stream);
@@ -193,7 +195,7 @@ static kvf_status open_actors(actors *a, stage *st, const scene *s)
 {
     kvf_cache_config cc = stage_small_config();
     *a = (actors){.st = st};
-    test_set(&cc, s->settings);
+    test_set(&cc, s->settings ? s->settings : "");
     if (s->adjust)
         s->adjust(&cc);
     kvf_status status = stage_stream(st, &a->stream);
@@ -228,59 +230,48 @@ static kvf_status close_actors(actors *a, kvf_status status, float *out)
     return status;
 }
 
-static kvf_status play_decode(stage *st, const scene *s, float *out)
+static kvf_status play_acts(stage *st, const scene *s, float *out)
 {
     actors a;
     kvf_status status = open_actors(&a, st, s);
     a.gives = s == &given_scene;
-    if (status == KVF_OK)
-        status = prefill_all(&a);
-    if (status == KVF_OK)
-        status = decode_token(&a, PROMPT);
-    if (status == KVF_OK)
-        status = kvf_sequence_fork(a.cache, a.s[0], a.stream, &a.s[1]);
-    for (uint32_t i = 1; i < STEPS && status == KVF_OK; i++)
-        status = decode_token(&a, PROMPT + i);
-    status = close_actors(&a, status, out);
-    return status;
+    for (const scene_act *act = s->acts; *act && status == KVF_OK; act++)
+        status = (*act)(&a);
+    return close_actors(&a, status, out);
+}
+
+/* ---- acts ---- */
+
+static kvf_status fork_one(actors *a)
+{
+    return kvf_sequence_fork(a->cache, a->s[0], a->stream, &a->s[1]);
 }
 
 /* Chunk by chunk, so that each call brings a layer's earlier block to the device. */
-static kvf_status play_chunks(stage *st, const scene *s, float *out)
+static kvf_status prefill_by_chunks(actors *a)
 {
-    actors a;
     kvf_stats stats;
-    kvf_status status = open_actors(&a, st, s);
+    kvf_status status = KVF_OK;
     for (uint32_t first = 0; first < PROMPT && status == KVF_OK; first += PROMPT / 4)
         for (uint32_t layer = 0; layer < LAYERS && status == KVF_OK; layer++)
-            status = prefill_chunk(&a, layer, first, PROMPT / 4);
+            status = prefill_chunk(a, layer, first, PROMPT / 4);
     if (status == KVF_OK)
-        status = kvf_stream_wait(a.stream);
-    if (status == KVF_OK) {
-        kvf_cache_stats(a.cache, &stats);
-        assert_int_equal(stats.bytes_prompt, 0); /* every page has a slot */
-        assert_true(stats.bytes_to_host > 0);
-    }
-    return close_actors(&a, status, out);
+        status = kvf_stream_wait(a->stream);
+    if (status != KVF_OK)
+        return status;
+    kvf_cache_stats(a->cache, &stats);
+    assert_int_equal(stats.bytes_prompt, 0); /* every page has a slot */
+    assert_true(stats.bytes_to_host > 0);
+    return KVF_OK;
 }
 
-/* Steps that seal a block, refresh and are taken back. */
-static kvf_status play_truncate(stage *st, const scene *s, float *out)
+static kvf_status cut(actors *a)
 {
-    actors a;
-    kvf_status status = open_actors(&a, st, s);
-    if (status == KVF_OK)
-        status = prefill_all(&a);
-    for (uint32_t i = 0; i < STEPS && status == KVF_OK; i++)
-        status = decode_token(&a, PROMPT + i);
-    if (status == KVF_OK)
-        status = kvf_sequence_truncate(a.cache, a.s[0], PROMPT / 2 + 1, a.stream);
-    if (status == KVF_OK)
-        status = decode_token(&a, PROMPT);
-    return close_actors(&a, status, out);
+    return kvf_sequence_truncate(a->cache, a->s[0], PROMPT / 2 + 1, a->stream);
 }
 
-static kvf_status open_prune(actors *a)
+/* A prompt of which tokens are evicted, among them sealed ones. */
+static kvf_status prefill_pruned(actors *a)
 {
     kvf_prune_config config;
     kvf_prune_config_init(&config, kvf_prune_policy_find("snapkv"));
@@ -290,129 +281,85 @@ static kvf_status open_prune(actors *a)
     kvf_status status = kvf_prune_open(a->cache, &config, &a->prune, &a->error);
     if (status == KVF_OK)
         status = kvf_prune_begin(a->prune, a->s[0], PROMPT);
-    return status;
-}
-
-/* A prompt of which tokens are evicted, among them sealed ones, and steps. */
-static kvf_status play_prune(stage *st, const scene *s, float *out)
-{
-    actors a;
-    kvf_status status = open_actors(&a, st, s);
-    if (status == KVF_OK)
-        status = open_prune(&a);
     for (uint32_t layer = 0; layer < LAYERS && status == KVF_OK; layer++) {
         kvf_prune_result result;
-        status = prefill_layer(&a, layer);
+        status = prefill_layer(a, layer);
         if (status == KVF_OK)
-            status = kvf_prune_layer(a.prune, a.s[0], layer, a.stream, &result);
+            status = kvf_prune_layer(a->prune, a->s[0], layer, a->stream, &result);
         if (status == KVF_OK)
             assert_true(result.keep_count < PROMPT);
     }
-    for (uint32_t i = 0; i < STEPS && status == KVF_OK; i++)
-        status = decode_token(&a, PROMPT + i);
-    return close_actors(&a, status, out);
+    return status;
 }
 
-static void change_places(actors *a)
+/* The other sequence's turn; it may be new. */
+static kvf_status change_places(actors *a)
 {
     kvf_sequence *first = a->s[0];
     a->s[0] = a->s[1];
     a->s[1] = first;
+    return a->s[0] ? KVF_OK : kvf_sequence_create(a->cache, &a->s[0]);
 }
 
-/* Two prompts of which one fits into memory, and steps of both. */
-static kvf_status play_disk(stage *st, const scene *s, float *out)
+static kvf_status expect_disk_reads(actors *a)
 {
-    actors a;
-    kvf_status status = open_actors(&a, st, s);
-    if (status == KVF_OK)
-        status = kvf_sequence_create(a.cache, &a.s[1]);
-    for (uint32_t i = 0; i < 2 && status == KVF_OK; i++) {
-        status = prefill_all(&a);
-        change_places(&a);
-    }
-    for (uint32_t i = 0; i < 2 && status == KVF_OK; i++) {
-        status = decode_token(&a, PROMPT);
-        change_places(&a);
-    }
-    if (status == KVF_OK)
-        status = kvf_stream_wait(a.stream); /* whose steps write what is read here */
-    if (status == KVF_OK) {
-        kvf_stats stats;
-        kvf_cache_stats(a.cache, &stats);
-        assert_true(stats.disk_reads > 0);
-    }
-    return close_actors(&a, status, out);
+    kvf_stats stats;
+    const kvf_status status = kvf_stream_wait(a->stream); /* whose steps write what is read here */
+    if (status != KVF_OK)
+        return status;
+    kvf_cache_stats(a->cache, &stats);
+    assert_true(stats.disk_reads > 0);
+    return KVF_OK;
 }
 
 /* Statistics are read while everything is alive; they have no status, so only the rest counts. */
-static kvf_status play_stats(stage *st, const scene *s, float *out)
+static kvf_status read_stats(actors *a)
 {
-    actors a;
     kvf_stats stats;
-    kvf_status status = open_actors(&a, st, s);
-    if (status == KVF_OK)
-        status = decode_token(&a, 0);
-    if (status == KVF_OK)
-        status = kvf_stream_wait(a.stream);
-    if (status == KVF_OK) {
-        kvf_cache_stats(a.cache, &stats);
-        kvf_cache_layer_stats(a.cache, 1, &stats);
-        kvf_cache_stats_reset(a.cache);
-    }
-    return close_actors(&a, status, out);
+    const kvf_status status = kvf_stream_wait(a->stream);
+    if (status != KVF_OK)
+        return status;
+    kvf_cache_stats(a->cache, &stats);
+    kvf_cache_layer_stats(a->cache, 1, &stats);
+    kvf_cache_stats_reset(a->cache);
+    return KVF_OK;
 }
 
-static kvf_status play_pages(stage *st, const scene *s, float *out)
+static kvf_status attend_to_lists(actors *a)
 {
-    actors a;
-    kvf_status status = open_actors(&a, st, s);
-    const uint32_t lists = KV_HEADS;
-    if (status == KVF_OK)
-        status = prefill_all(&a);
-    const uint32_t most = a.cache ? kvf_select_pages_max(a.cache) : 1;
+    enum { LISTS = KV_HEADS };
+    const uint32_t most = kvf_select_pages_max(a->cache);
     void *memory = NULL;
-    if (status == KVF_OK)
-        status = kvf_memory_alloc(st->runtime, (lists + 1 + lists * most + lists) * sizeof(int32_t),
-                                  &memory);
-    a.lists = memory;
-    if (status == KVF_OK) {
-        const kvf_page_lists pl = {.indptr = a.lists,
-                                   .indices = a.lists + lists + 1,
-                                   .capacity = lists * most,
-                                   .last_page_len = a.lists + lists + 1 + lists * most};
-        const kvf_decode_args d = step_of(&a, 0, PROMPT);
-        status = kvf_select_pages(a.cache, &d, &pl, a.stream);
-        if (status == KVF_OK)
-            status = kvf_attend_pages(a.cache, &d, &pl, a.stream);
-    }
-    return close_actors(&a, status, out);
+    kvf_status status = kvf_memory_alloc(
+        a->st->runtime, (LISTS + 1 + LISTS * most + LISTS) * sizeof(int32_t), &memory);
+    if (status != KVF_OK)
+        return status;
+    a->lists = memory;
+    const kvf_page_lists pl = {.indptr = a->lists,
+                               .indices = a->lists + LISTS + 1,
+                               .capacity = LISTS * most,
+                               .last_page_len = a->lists + LISTS + 1 + LISTS * most};
+    const kvf_decode_args d = step_of(a, 0, PROMPT);
+    status = kvf_select_pages(a->cache, &d, &pl, a->stream);
+    return status == KVF_OK ? kvf_attend_pages(a->cache, &d, &pl, a->stream) : status;
 }
 
-static kvf_status play_recording(stage *st, const scene *s, float *out)
+static kvf_status record_and_replay(actors *a)
 {
-    actors a;
-    kvf_status status = open_actors(&a, st, s);
-    if (status == KVF_OK)
-        status = prefill_all(&a);
-    if (status == KVF_OK)
-        status = decode_token(&a, PROMPT);
-    if (status == KVF_OK)
-        status = kvf_record_begin(a.cache, a.s, 1, a.stream);
-    if (status == KVF_OK) {
-        status = decode_token(&a, PROMPT + 1);
-        const kvf_status ended = kvf_record_end(a.cache, &a.recording);
-        if (status == KVF_OK)
-            status = ended;
-        else if (ended == KVF_OK)
-            fail_msg("%s: a call failed while recording, and the recording came out", s->name);
-    }
-    if (status == KVF_OK && !kvf_replay_is_possible(a.recording))
-        fail_msg("%s: the recording cannot be replayed", s->name);
-    if (status == KVF_OK)
-        status = kvf_replay(a.recording, a.stream);
-    return close_actors(&a, status, out);
+    kvf_status status = kvf_record_begin(a->cache, a->s, 1, a->stream);
+    if (status != KVF_OK)
+        return status;
+    status = decode(a);
+    const kvf_status ended = kvf_record_end(a->cache, &a->recording);
+    if (status != KVF_OK && ended == KVF_OK)
+        fail_msg("a call failed while recording, and the recording came out");
+    status = status == KVF_OK ? ended : status;
+    if (status == KVF_OK && !kvf_replay_is_possible(a->recording))
+        fail_msg("the recording cannot be replayed");
+    return status == KVF_OK ? kvf_replay(a->recording, a->stream) : status;
 }
+
+/* ---- without a cache ---- */
 
 static kvf_status play_memory(stage *st, const scene *s, float *out)
 {
@@ -491,32 +438,43 @@ static void custom(kvf_cache_config *cc)
     cc->select_fn = choose_first;
 }
 
-const scene memory_scene = {"memory and streams", play_memory, "", NULL};
-const scene gather_scene = {"decode by gather", play_decode, "", NULL};
-const scene mapped_scene = {"decode by mapped", play_decode, "transfer=mapped", NULL};
-const scene batch_scene = {"decode by batch", play_decode, "transfer=batch", NULL};
-const scene each_scene = {"decode by each", play_decode, "transfer=each", NULL};
-const scene verified_scene = {"verified decode", play_decode, "transfer=auto verify_interval=2",
-                              NULL};
-const scene refresh_scene = {"exact refresh", play_decode, "refresh=exact", NULL};
-const scene custom_scene = {"custom policy", play_decode, "", custom};
-const scene given_scene = {"a caller's selection", play_decode, "transfer=mapped", NULL};
-const scene pages_scene = {"page lists", play_pages, "select=dynamic static_ratio=0", NULL};
-const scene record_scene = {"recorded decode", play_recording,
-                            "transfer=mapped refresh_interval=128", NULL};
+#define ACTS(...)                                                                                  \
+    .play = play_acts, .acts = (const scene_act[])                                                 \
+    {                                                                                              \
+        __VA_ARGS__, NULL                                                                          \
+    }
+#define DECODED  ACTS(prefill, decode, fork_one, decode, decode)
+#define RECORDED ACTS(prefill, decode, record_and_replay)
+
+const scene memory_scene = {"memory and streams", .play = play_memory};
+const scene gather_scene = {"decode by gather", DECODED};
+const scene mapped_scene = {"decode by mapped", "transfer=mapped", DECODED};
+const scene batch_scene = {"decode by batch", "transfer=batch", DECODED};
+const scene each_scene = {"decode by each", "transfer=each", DECODED};
+const scene verified_scene = {"verified decode", "transfer=auto verify_interval=2", DECODED};
+const scene refresh_scene = {"exact refresh", "refresh=exact", DECODED};
+const scene custom_scene = {"custom policy", .adjust = custom, DECODED};
+const scene given_scene = {"a caller's selection", "transfer=mapped", DECODED};
+const scene pages_scene = {"page lists", "select=dynamic static_ratio=0",
+                           ACTS(prefill, attend_to_lists)};
+const scene record_scene = {"recorded decode", "transfer=mapped refresh_interval=128", RECORDED};
 /* A layer of both kinds first: what a replay does for both caches. */
 const scene record_masked_scene = {
-    "recorded decode with a head mask", play_recording,
+    "recorded decode with a head mask",
     "transfer=mapped refresh_interval=128 head_mask=1000 streaming_sink=4 streaming_recent=16",
-    NULL};
-const scene prune_scene = {"quantized pages, pruned", play_prune,
-                           "pages=k8v4 dtype=bf16 observe_window=4", NULL};
-const scene chunks_scene = {"prompt by chunks", play_chunks, "local_tokens=1", NULL};
-const scene truncate_scene = {"truncate", play_truncate, "", NULL};
-const scene disk_scene = {"disk tier", play_disk, "transfer=auto tokens_max=64 disk_bundle_bytes=1",
-                          on_disk};
-const scene stats_scene = {"statistics", play_stats, "", NULL};
-const scene link_scene = {"link", play_link, "", NULL};
+    RECORDED};
+const scene prune_scene = {"quantized pages, pruned", "pages=k8v4 dtype=bf16 observe_window=4",
+                           ACTS(prefill_pruned, decode, decode, decode)};
+const scene chunks_scene = {"prompt by chunks", "local_tokens=1", ACTS(prefill_by_chunks)};
+/* Steps that seal a block, refresh and are taken back. */
+const scene truncate_scene = {"truncate", ACTS(prefill, decode, decode, decode, cut, decode)};
+/* Two prompts of which one fits into memory, and steps of both. */
+const scene disk_scene = {"disk tier", "transfer=auto tokens_max=64 disk_bundle_bytes=1",
+                          .adjust = on_disk,
+                          ACTS(prefill, change_places, prefill, change_places, decode,
+                               change_places, decode, expect_disk_reads)};
+const scene stats_scene = {"statistics", ACTS(decode, read_stats)};
+const scene link_scene = {"link", .play = play_link};
 
 uint64_t scene_count_calls(stage *st, const scene *s, float *wanted)
 {

@@ -41,12 +41,14 @@ struct stage {
     char *q, *k, *v, *out; /* device memory: [LAYERS, TOKENS, heads, DIM] floats, [OUT_FLOATS] */
 };
 
-typedef kvf_status (*play_fn)(stage *st, const scene *s, float *out);
+struct actors;
+typedef kvf_status (*scene_act)(struct actors *a);
 struct scene {
     const char *name;
-    play_fn play;
-    const char *settings;                 /* of its cache, as of test_set */
+    const char *settings;                 /* of its cache, as of test_set; NULL = none */
     void (*adjust)(kvf_cache_config *cc); /* what is no text; NULL = nothing */
+    kvf_status (*play)(stage *st, const scene *s, float *out);
+    const scene_act *acts; /* of a play on a cache, up to NULL */
 };
 
 kvf_runtime_config stage_config(stage *st);

@@ -116,11 +116,7 @@ static void a_device_is_lost_at_any_moment(void **state)
     assert_true(failed > 0);
 }
 
-#define LOST(s)                                                                                    \
-    {                                                                                              \
-        .name = #s " lost", .test_func = a_device_is_lost_at_any_moment,                           \
-        .initial_state = (void *)(uintptr_t)&s                                                     \
-    }
+#define LOST(s) PLAYED(a_device_is_lost_at_any_moment, s)
 
 int main(void)
 {
