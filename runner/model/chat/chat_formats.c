@@ -22,15 +22,10 @@ static void put_bytes(chat_writer *w, const char *bytes, size_t size)
 
 static void put(chat_writer *w, const char *text)
 {
-    put_bytes(w, text, strlen(text));
+    put_bytes(w, text, text ? strlen(text) : 0);
 }
 
 /* ---- the text of a message ---- */
-
-static void put_whole(chat_writer *w, const kvf_chat_message *m)
-{
-    put(w, m->text);
-}
 
 /* Python strips the same: White_Space and 0x1c to 0x1f. */
 static bool is_stripped(uint32_t code)
@@ -89,17 +84,20 @@ static void put_turns(chat_writer *w, const kvf_chat *chat)
     put(w, f->begin);
     for (size_t i = 0; i < chat->count; i++) {
         const kvf_chat_message *m = &chat->messages[i];
-        put(w, f->open);
+        put(w, f->turn.open);
         put(w, kvf_chat_role_name(m->role));
-        put(w, f->middle);
-        f->put_text(w, m);
-        put(w, f->close);
+        put(w, f->turn.middle);
+        if (f->put_text)
+            f->put_text(w, m);
+        else
+            put(w, m->text);
+        put(w, f->turn.close);
     }
     if (!chat->generate)
         return;
-    put(w, f->open);
+    put(w, f->turn.open);
     put(w, "assistant");
-    put(w, f->middle);
+    put(w, f->turn.middle);
     if (f->thinks && chat->thinking == KVF_THINKING_OFF)
         put(w, "<think>\n\n</think>\n\n");
 }
@@ -118,13 +116,13 @@ static void put_instructions(chat_writer *w, const kvf_chat *chat)
             w->refusal = "user and assistant must take turns";
             return;
         }
-        put(w, is_question ? f->open : f->middle);
+        put(w, is_question ? f->turn.open : f->turn.middle);
         if (is_question && first && i == told) {
             put(w, messages[0].text);
             put(w, "\n\n");
         }
         put(w, messages[i].text);
-        put(w, is_question ? f->close : "</s>");
+        put(w, is_question ? f->turn.close : "</s>");
     }
 }
 
@@ -158,67 +156,44 @@ static void put_deepseek(chat_writer *w, const kvf_chat *chat)
 static const kvf_chat_format formats[] = {
     {.name = "chatml",
      .put = put_turns,
-     .put_text = put_whole,
-     .begin = "",
-     .open = "<|im_start|>",
-     .middle = "\n",
-     .close = "<|im_end|>\n",
+     .turn = {"<|im_start|>", "\n", "<|im_end|>\n"},
      .markers = {"<|im_start|>", "<|im_end|>"},
      .has = {"<|im_start|>", "<|im_end|>"},
      .lacks = {"<|im_sep|>", "</think>"}},
     {.name = "qwen3",
      .put = put_turns,
      .put_text = put_answer_alone,
-     .begin = "",
-     .open = "<|im_start|>",
-     .middle = "\n",
-     .close = "<|im_end|>\n",
+     .turn = {"<|im_start|>", "\n", "<|im_end|>\n"},
      .thinks = true,
      .markers = {"<|im_start|>", "<|im_end|>"},
      .has = {"<|im_start|>", "<|im_end|>", "</think>"}},
     {.name = "phi4",
      .put = put_turns,
-     .put_text = put_whole,
-     .begin = "",
-     .open = "<|im_start|>",
-     .middle = "<|im_sep|>",
-     .close = "<|im_end|>",
+     .turn = {"<|im_start|>", "<|im_sep|>", "<|im_end|>"},
      .markers = {"<|im_start|>", "<|im_sep|>", "<|im_end|>"},
      .has = {"<|im_sep|>"}},
     {.name = "llama3",
      .put = put_turns,
      .put_text = put_stripped,
      .begin = "<|begin_of_text|>",
-     .open = "<|start_header_id|>",
-     .middle = "<|end_header_id|>\n\n",
-     .close = "<|eot_id|>",
+     .turn = {"<|start_header_id|>", "<|end_header_id|>\n\n", "<|eot_id|>"},
      .markers = {"<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"},
      .has = {"<|start_header_id|>"}},
     {.name = "phi3",
      .put = put_turns,
-     .put_text = put_whole,
-     .begin = "",
-     .open = "<|",
-     .middle = "|>\n",
-     .close = "<|end|>\n",
+     .turn = {"<|", "|>\n", "<|end|>\n"},
      .markers = {"<|end|>"},
      .has = {"<|assistant|>", "<|end|>"}},
     {.name = "zephyr",
      .put = put_turns,
-     .put_text = put_whole,
-     .begin = "",
-     .open = "<|",
-     .middle = "|>\n",
-     .close = "</s>\n",
+     .turn = {"<|", "|>\n", "</s>\n"},
      .markers = {"</s>"},
      .has = {"<|user|>", "<|assistant|>", "+ eos_token"},
      .lacks = {"<|end|>", "eos_token +"}},
     {.name = "mistral",
      .put = put_instructions,
      .begin = "<s>",
-     .open = " [INST] ",
-     .middle = " ",
-     .close = " [/INST]",
+     .turn = {" [INST] ", " ", " [/INST]"},
      .markers = {"<s>", "</s>"},
      .has = {"[INST] ", " [/INST]"},
      .lacks = {"[SYSTEM_PROMPT]", "<<SYS>>", "[AVAILABLE_TOOLS]"}},
@@ -226,9 +201,7 @@ static const kvf_chat_format formats[] = {
      .put = put_instructions,
      .system_is_last = true,
      .begin = "<s>",
-     .open = "[INST] ",
-     .middle = " ",
-     .close = "[/INST]",
+     .turn = {"[INST] ", " ", "[/INST]"},
      .markers = {"<s>", "</s>"},
      .has = {"[INST] ", "[AVAILABLE_TOOLS]"},
      .lacks = {"[SYSTEM_PROMPT]"}},
@@ -236,9 +209,7 @@ static const kvf_chat_format formats[] = {
      .put = put_instructions,
      .system_is_last = true,
      .begin = "<s>",
-     .open = "[INST]",
-     .middle = "",
-     .close = "[/INST]",
+     .turn = {"[INST]", "", "[/INST]"},
      .markers = {"<s>", "</s>"},
      .has = {"[INST]", "[AVAILABLE_TOOLS]"},
      .lacks = {"[SYSTEM_PROMPT]", "[INST] "}},

@@ -20,10 +20,13 @@ typedef struct chat_writer {
 struct kvf_chat_format {
     const char *name;
     void (*put)(chat_writer *writer, const kvf_chat *chat);
-    void (*put_text)(chat_writer *writer, const kvf_chat_message *message); /* of turns */
-    const char *begin;                 /* in front of all messages */
-    const char *open, *middle, *close; /* around the role and the text of a turn; `open` and `close`
-                                          around a question, `middle` in front of an answer */
+    /* The text of a turn; NULL = as it is. */
+    void (*put_text)(chat_writer *writer, const kvf_chat_message *message);
+    const char *begin; /* in front of all messages; NULL = nothing */
+    struct {
+        const char *open, *middle, *close;
+    } turn; /* around the role and the text of a turn; `open` and `close` around a question,
+               `middle` in front of an answer */
     bool system_is_last; /* the system prompt stands in the last question, not the first */
     bool thinks;         /* the opening of an answer can end its thought */
     const char *markers[CHAT_MARKERS_MAX]; /* tokens; the last one ends an answer */
