@@ -288,19 +288,20 @@ bool gguf_is_image(const void *bytes, size_t size)
     return size >= strlen(MAGIC) && memcmp(bytes, MAGIC, strlen(MAGIC)) == 0;
 }
 
-static kvf_status create(const char *path, gguf **out, kvf_error *error)
+/* Takes the mapping. */
+static kvf_status open_mapping(model_mapping map, const char *path, gguf **out, kvf_error *error)
 {
-    gguf *self = model_alloc_zero(1, sizeof *self);
-    *out = self;
-    if (!self)
+    gguf *self = *out = model_alloc_zero(1, sizeof *self);
+    if (!self) {
+        model_unmap(&map);
         return model_out_of_memory(error, sizeof *self, "a GGUF file");
-    return model_copy_text(path, strlen(path), "a name", &self->path, error);
-}
-
-static kvf_status conclude(kvf_status status, gguf **out)
-{
+    }
+    self->map = map;
+    kvf_status status = model_copy_text(path, strlen(path), "a name", &self->path, error);
+    if (status == KVF_OK)
+        status = read_file(self, error);
     if (status != KVF_OK) {
-        gguf_close(*out);
+        gguf_close(self);
         *out = NULL;
     }
     return status;
@@ -308,20 +309,16 @@ static kvf_status conclude(kvf_status status, gguf **out)
 
 kvf_status gguf_open(const char *path, gguf **out, kvf_error *error)
 {
-    kvf_status status = create(path, out, error);
-    if (status == KVF_OK)
-        status = model_map(path, &(*out)->map, error);
-    return conclude(status == KVF_OK ? read_file(*out, error) : status, out);
+    model_mapping map;
+    *out = NULL;
+    KVF_TRY(model_map(path, &map, error));
+    return open_mapping(map, path, out, error);
 }
 
 kvf_status gguf_open_memory(const void *bytes, size_t size, gguf **out, kvf_error *error)
 {
-    kvf_status status = create("GGUF in memory", out, error);
-    if (status == KVF_OK) {
-        (*out)->map = (model_mapping){.bytes = bytes, .size = size};
-        status = read_file(*out, error);
-    }
-    return conclude(status, out);
+    const model_mapping map = {.bytes = bytes, .size = size};
+    return open_mapping(map, "GGUF in memory", out, error);
 }
 
 void gguf_close(gguf *self)
