@@ -119,7 +119,7 @@ static int run_and_report(job *j, kvf_status (*work)(cli_run *run, kvf_error *er
 {
     cli_run *run = &j->run;
     tell_dense(&j->input, &j->machine);
-    const kvf_status status = work(run, error);
+    const kvf_status status = (j->machine.rows ? cli_run_batch : work)(run, error);
     bool written = cli_saved_end(run);
     written = cli_output_commit(&run->ids) && written;
     written = cli_output_commit(&run->logits) && written;
@@ -206,22 +206,12 @@ static int run_command(int argc, char **argv,
     return result;
 }
 
-static kvf_status generate(cli_run *run, kvf_error *error)
-{
-    return run->machine->rows ? cli_run_batch(run, error) : cli_run_generate(run, error);
-}
-
 int cli_run_main(int argc, char **argv)
 {
-    return run_command(argc, argv, cli_run_options_parse, generate);
-}
-
-static kvf_status score(cli_run *run, kvf_error *error)
-{
-    return run->machine->rows ? cli_run_batch(run, error) : cli_run_score(run, error);
+    return run_command(argc, argv, cli_run_options_parse, cli_run_generate);
 }
 
 int cli_score_main(int argc, char **argv)
 {
-    return run_command(argc, argv, cli_score_options_parse, score);
+    return run_command(argc, argv, cli_score_options_parse, cli_run_score);
 }
