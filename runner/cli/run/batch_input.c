@@ -6,26 +6,12 @@
 
 #include "chat_format.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 /* Tokens at the end of a prompt that may say that a thought begins. */
 #define TAIL_TOKENS 16u
-
-/* Fields of a line that are settings of its own. */
-typedef struct line_setting {
-    const char *key;
-    size_t offset; /* in kvf_sampling_config */
-    bool is_real;
-} line_setting;
-
-static const line_setting sampling_fields[] = {
-    {"temperature", offsetof(kvf_sampling_config, temperature), true},
-    {"top_p", offsetof(kvf_sampling_config, top_p), true},
-    {"min_p", offsetof(kvf_sampling_config, min_p), true},
-    {"repetition_penalty", offsetof(kvf_sampling_config, repetition_penalty), true},
-    {"top_k", offsetof(kvf_sampling_config, top_k), false},
-};
 
 static const char *const known[] = {
     "id",          "prompt", "messages",           "system", "tokens", "seed", "top_p",
@@ -117,29 +103,34 @@ static kvf_status read_whole(json_t *line, const char *where, const char *key, u
                : bad(where, key, value, range, error);
 }
 
+/* A setting of the sampler; integers are little endian, of 4 bytes or 8. */
+static kvf_status read_setting(json_t *line, const char *where, const kvf_setting *s,
+                               kvf_sampling_config *out, kvf_error *error)
+{
+    const bool is_whole = s->kind == KVF_SETTING_WHOLE;
+    const double most = fmin(s->high, (double)JSON_WHOLE_MAX);
+    json_t *value = json_get_set(line, s->name);
+    uint64_t whole = 0;
+    if (!value)
+        return KVF_OK;
+    if (is_whole)
+        KVF_TRY(read_whole(line, where, s->name, 0, (uint64_t)most, &whole, error));
+    else if (!json_is_number(value))
+        return bad(where, s->name, value, "a number", error);
+    const double real = json_number_value(value);
+    memcpy((char *)out + s->offset, is_whole ? (const void *)&whole : &real, s->bytes);
+    return KVF_OK;
+}
+
 static kvf_status read_settings(json_t *line, const char *where, kvf_batch_prompt *out,
                                 kvf_error *error)
 {
     uint64_t tokens = out->tokens;
+    const kvf_setting *s;
     KVF_TRY(read_whole(line, where, "tokens", 1, 1 << 24, &tokens, error));
     out->tokens = (uint32_t)tokens;
-    KVF_TRY(read_whole(line, where, "seed", 0, UINT64_C(1) << 53, &out->sampling.seed, error));
-    for (size_t i = 0; i < sizeof sampling_fields / sizeof *sampling_fields; i++) {
-        const line_setting *s = &sampling_fields[i];
-        char *at = (char *)&out->sampling + s->offset;
-        json_t *value = json_get_set(line, s->key);
-        uint64_t whole = 0;
-        if (!value)
-            continue;
-        if (s->is_real && !json_is_number(value))
-            return bad(where, s->key, value, "a number", error);
-        if (!s->is_real)
-            KVF_TRY(read_whole(line, where, s->key, 0, UINT32_MAX, &whole, error));
-        const double real = json_number_value(value);
-        const uint32_t word = (uint32_t)whole;
-        memcpy(at, s->is_real ? (const void *)&real : &word,
-               s->is_real ? sizeof real : sizeof word);
-    }
+    for (uint32_t i = 0; (s = cli_sampling_setting(i)) != NULL; i++)
+        KVF_TRY(read_setting(line, where, s, &out->sampling, error));
     kvf_error why = {0};
     const kvf_status status = kvf_sampling_config_check(&out->sampling, &why);
     return status == KVF_OK ? KVF_OK : model_fail(error, status, "%s: %s", where, why.text);
@@ -211,9 +202,18 @@ static kvf_status encode_line(const cli_job_source *source, json_t *line, const 
     return status;
 }
 
-static kvf_status read_line(const cli_job_source *source, json_t *line, const char *where,
-                            uint64_t number, cli_jobs *jobs, kvf_error *error)
+/* The reader of lines. */
+typedef struct reading {
+    const cli_job_source *source;
+    cli_jobs *jobs;
+} reading;
+
+static kvf_status on_line(void *user, json_t *line, const char *where, uint64_t number,
+                          kvf_error *error)
 {
+    const reading *r = user;
+    const cli_job_source *source = r->source;
+    cli_jobs *jobs = r->jobs;
     kvf_error why = {0};
     KVF_TRY(reserve(jobs, error));
     kvf_batch_prompt *prompt = &jobs->prompts[jobs->count];
@@ -281,19 +281,6 @@ static kvf_status check_names(const cli_jobs *jobs, const char *path, kvf_error 
     }
     free(sorted);
     return status;
-}
-
-/* The reader of lines. */
-typedef struct reading {
-    const cli_job_source *source;
-    cli_jobs *jobs;
-} reading;
-
-static kvf_status on_line(void *user, json_t *line, const char *where, uint64_t number,
-                          kvf_error *error)
-{
-    const reading *r = user;
-    return read_line(r->source, line, where, number, r->jobs, error);
 }
 
 kvf_status cli_jobs_read(const cli_job_source *source, cli_jobs *out, kvf_error *error)

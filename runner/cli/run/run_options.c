@@ -183,27 +183,27 @@ static const command_option of_chat[] = {
              .meaning = "model = by the markers in its own template"}}},
 };
 
-static const command_option of_sampling[] = {
-    {OF_RUN,
-     {.is = {"temperature", KVF_SETTING_REAL, FIELD(sampling.temperature), .high = 100,
-             .meaning = "divide logits by it; 0 = always take the likeliest token"}}},
-    {OF_RUN,
-     {.is = {"top-p", KVF_SETTING_SHARE, FIELD(sampling.top_p), .high = 1,
-             .meaning = "draw from the likeliest tokens with this mass"}}},
-    {OF_RUN,
-     {.is = {"top-k", WHOLE, FIELD(sampling.top_k), .high = UINT32_MAX,
-             .meaning = "draw from so many likeliest tokens; 0 = all"}}},
-    {OF_RUN,
-     {.is = {"min-p", KVF_SETTING_REAL, FIELD(sampling.min_p), .high = 1,
-             .meaning = "draw no token below this share of the likeliest one's probability"}}},
-    {OF_RUN,
-     {.is = {"repetition-penalty", KVF_SETTING_REAL, FIELD(sampling.repetition_penalty),
-             .low = 0.01, .high = 100,
-             .meaning = "divide the logits of tokens that the prompt or the answer has by it, "
-                        "multiply negative ones; 1 = none"}}},
-    {OF_RUN,
-     {.is = {"seed", WHOLE, FIELD(sampling.seed), .high = 0x1p64, .meaning = "seed of the draws"}}},
+#define SAMPLING(field) CLI_FIELD(kvf_sampling_config, field)
+
+static const kvf_setting sampling[] = {
+    {"temperature", KVF_SETTING_REAL, SAMPLING(temperature), .high = 100,
+     .meaning = "divide logits by it; 0 = always take the likeliest token"},
+    {"top_p", KVF_SETTING_SHARE, SAMPLING(top_p), .high = 1,
+     .meaning = "draw from the likeliest tokens with this mass"},
+    {"top_k", WHOLE, SAMPLING(top_k), .high = UINT32_MAX,
+     .meaning = "draw from so many likeliest tokens; 0 = all"},
+    {"min_p", KVF_SETTING_REAL, SAMPLING(min_p), .high = 1,
+     .meaning = "draw no token below this share of the likeliest one's probability"},
+    {"repetition_penalty", KVF_SETTING_REAL, SAMPLING(repetition_penalty), .low = 0.01, .high = 100,
+     .meaning = "divide the logits of tokens that the prompt or the answer has by it, multiply "
+                "negative ones; 1 = none"},
+    {"seed", WHOLE, SAMPLING(seed), .high = 0x1p64, .meaning = "seed of the draws"},
 };
+
+const kvf_setting *cli_sampling_setting(uint32_t index)
+{
+    return index < sizeof sampling / sizeof *sampling ? &sampling[index] : NULL;
+}
 
 static const command_option of_output[] = {
     {OF_BOTH,
@@ -365,9 +365,11 @@ static void add_options(cli_command *c, unsigned command)
     cli_add_cache(c, offsetof(cli_run_options, cache), NULL);
     cli_add_runtime(c, offsetof(cli_run_options, runtime));
     cli_add_cublas(c, offsetof(cli_run_options, cublas));
-    if (command == OF_RUN)
+    if (command == OF_RUN) {
         cli_heading(c, "Sampling:");
-    ADD(c, command, of_sampling);
+        cli_add_settings(c, &(cli_settings){.at = cli_sampling_setting,
+                                            .base = offsetof(cli_run_options, sampling)});
+    }
     cli_heading(c, "Output:");
     ADD(c, command, of_output);
     cli_heading(c, "Pruning the prompt:");

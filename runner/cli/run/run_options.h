@@ -57,6 +57,9 @@ typedef struct cli_run_options {
     double complete_share; /* of the time of an answer, for what pruning left out */
 } cli_run_options;
 
+/** The settings of kvf_sampling_config: 0, 1, ...; NULL after the last. */
+const kvf_setting *cli_sampling_setting(uint32_t index);
+
 /** @return -1 to go on, else the exit status */
 int cli_run_options_parse(int argc, char **argv, cli_command *command, cli_run_options *out);
 int cli_score_options_parse(int argc, char **argv, cli_command *command, cli_run_options *out);

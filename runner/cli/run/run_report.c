@@ -283,7 +283,6 @@ static void write_settings(cli_json *j, const cli_run *run)
 {
     const kvf_cache_config *c =
         run->machine->cache ? kvf_cache_settings(run->machine->cache) : &run->machine->config;
-    const kvf_sampling_config *s = &run->in->options.sampling;
     const kvf_setting *setting;
     cli_json_object(j, "settings");
     for (uint32_t i = 0; (setting = kvf_cache_setting(i)) != NULL; i++)
@@ -291,12 +290,8 @@ static void write_settings(cli_json *j, const cli_run *run)
     cli_json_text(j, "device",
                   kvf_runtime_device(run->machine->runtime) == KVF_DEVICE_CUDA ? "cuda" : "host");
     cli_json_integer(j, "threads", kvf_runtime_threads(run->machine->runtime));
-    cli_json_real(j, "temperature", s->temperature);
-    cli_json_real(j, "top_p", s->top_p);
-    cli_json_integer(j, "top_k", s->top_k);
-    cli_json_real(j, "min_p", s->min_p);
-    cli_json_real(j, "repetition_penalty", s->repetition_penalty);
-    cli_json_integer(j, "seed", s->seed);
+    for (uint32_t i = 0; (setting = cli_sampling_setting(i)) != NULL; i++)
+        cli_json_setting(j, setting->name, setting, &run->in->options.sampling);
     cli_json_end(j, '}');
 }
 
