@@ -3,7 +3,7 @@
 
 Prompt in, tokens out, for every policy, on a small random model that is made here and on the real one
 in the folder KVF_HF_MODEL, where there is one. Tokens that a policy does not keep are deleted and all
-others are attended, so that nothing but the policy decides. Needs torch, safetensors and the command
+others are attended, so that nothing but the policy decides. Needs torch, Transformers and the command
 KVF_COMMAND. `./dev python` has all of it.
 
 usage: check_prune_tokens.py [TEST...]
@@ -16,8 +16,8 @@ import tempfile
 import unittest
 
 try:
-    import safetensors.torch
     import torch
+    import transformers
 except ImportError as error:
     print("skipped: %s; ./dev python makes an environment that has it" % error)
     sys.exit(77)
@@ -26,6 +26,7 @@ if not os.path.exists(os.environ.get("KVF_COMMAND", "")):
     sys.exit(77)
 
 import prune_reference as reference
+import tiny_models
 
 LAYERS, HEADS, KV_HEADS, D, HIDDEN, INNER, VOCABULARY = 9, 4, 2, 32, 96, 160, 256
 TOKENS = 10
@@ -66,31 +67,11 @@ CHUNK, QUERIES = 100, 16
 
 
 def make_model(folder, seed=3):
-    """A random model that looks around: keys and queries are large, so that attention is uneven."""
-    torch.manual_seed(seed)
-    tensors = {"model.embed_tokens.weight": torch.randn(VOCABULARY, HIDDEN),
-               "model.norm.weight": torch.ones(HIDDEN),
-               "lm_head.weight": torch.randn(VOCABULARY, HIDDEN)}
-    shapes = {"self_attn.q_proj": (HEADS * D, HIDDEN), "self_attn.k_proj": (KV_HEADS * D, HIDDEN),
-              "self_attn.v_proj": (KV_HEADS * D, HIDDEN), "self_attn.o_proj": (HIDDEN, HEADS * D),
-              "mlp.gate_proj": (INNER, HIDDEN), "mlp.up_proj": (INNER, HIDDEN),
-              "mlp.down_proj": (HIDDEN, INNER)}
-    for layer in range(LAYERS):
-        at = "model.layers.%d." % layer
-        for name, (rows, columns) in shapes.items():
-            gain = 1.5 if name[-6:] in ("q_proj", "k_proj") else 1.0
-            tensors[at + name + ".weight"] = gain * torch.randn(rows, columns) / columns ** 0.5
-        for name in ("input_layernorm", "post_attention_layernorm"):
-            tensors[at + name + ".weight"] = torch.ones(HIDDEN)
-    safetensors.torch.save_file(tensors, os.path.join(folder, "model.safetensors"))
-    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": HIDDEN,
-              "intermediate_size": INNER, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS,
-              "num_key_value_heads": KV_HEADS, "head_dim": D, "vocab_size": VOCABULARY,
-              "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "max_position_embeddings": 4096,
-              "tie_word_embeddings": False, "hidden_act": "silu", "torch_dtype": "float32",
-              "bos_token_id": 1, "eos_token_id": 2}
-    with open(os.path.join(folder, "config.json"), "w", encoding="utf-8") as f:
-        json.dump(config, f)
+    """A random model that looks around: weights are large, so that attention is uneven."""
+    config = transformers.LlamaConfig(
+        hidden_size=HIDDEN, intermediate_size=INNER, num_hidden_layers=LAYERS, num_attention_heads=HEADS,
+        num_key_value_heads=KV_HEADS, head_dim=D, vocab_size=VOCABULARY, max_position_embeddings=4096)
+    tiny_models.fill(transformers.LlamaForCausalLM(config), seed).save_pretrained(folder)
 
 
 def options_of(settings):
