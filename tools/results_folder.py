@@ -1,16 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Results of measurements in a folder: NAME.md, a table for readers, and NAME.json, all its figures.
 
-bench/results/ keeps tables in the repository and figures on the machine that measured them, so a table
-may be there without its figures. Whoever adds to earlier figures then must not write a table of the new
-ones alone over it. Invariant: text of a table from MARK on was written by a person and stays.
+bench/results/ keeps tables in the repository and figures on the machine that measured them. Invariant: text
+of a table from MARK on was written by a person and stays.
 """
 import json
 import os
 import platform
 import shutil
 import subprocess
-import sys
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 RESULTS = os.path.join(ROOT, "bench", "results")
@@ -33,18 +31,6 @@ def machine():
 def read(path):
     with open(path, encoding="utf-8") as f:
         return f.read()
-
-
-def earlier(folder, name):
-    """Figures of earlier runs, to be added to; {} where there is no table yet."""
-    figures, table = (os.path.join(folder, name + end) for end in (".json", ".md"))
-    if os.path.exists(figures):
-        return json.loads(read(figures))
-    if os.path.exists(table):
-        sys.exit("%s: the figures of %s are not in the repository, and %s, which this run would add to, "
-                 "is not here: give another folder with --out, or move the table away to measure all of "
-                 "it" % (os.path.basename(sys.argv[0]), table, figures))
-    return {}
 
 
 def by_hand(folder, name):
