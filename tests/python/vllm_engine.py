@@ -35,20 +35,32 @@ def saved(model, name):
     return folder
 
 
+def drawn(name, kind, is_sharp=False, **fields):
+    """The folder of a random model of a class; is_sharp: attention shows in its tokens."""
+    import torch
+    import transformers
+    import tiny_models
+    torch.manual_seed(7)
+    kind = getattr(transformers, kind)
+    model = kind(kind.config_class(**fields))
+    if is_sharp:
+        tiny_models.fill(model, 7)
+        with torch.no_grad():
+            model.model.embed_tokens.weight.mul_(1 / 64) # or a token is followed by itself, whatever attention says
+    return saved(model, name)
+
+
 @functools.lru_cache(maxsize=None)
 def small_model():
     """A random Llama."""
-    import torch
-    import transformers
-    torch.manual_seed(7)
-    return saved(transformers.LlamaForCausalLM(transformers.LlamaConfig(**SHAPE)), "small")
+    return drawn("small", "LlamaForCausalLM", **SHAPE)
 
 
-def variant(name, base=None, **fields):
-    """The small model, or another, as something else, without weights."""
+def variant(name, **fields):
+    """The small model as something else, without weights."""
     folder = os.path.join(FOLDER.name, name)
     os.makedirs(folder, exist_ok=True)
-    with open(os.path.join(base or small_model(), "config.json"), encoding="utf-8") as text:
+    with open(os.path.join(small_model(), "config.json"), encoding="utf-8") as text:
         config = json.load(text)
     with open(os.path.join(folder, "config.json"), "w", encoding="utf-8") as out:
         json.dump({**config, **fields}, out)
@@ -57,26 +69,15 @@ def variant(name, base=None, **fields):
 
 def windowed_model(windows=3):
     """A random Gemma 3: of every four layers so many see 64 tokens."""
-    import torch
-    import transformers
-    torch.manual_seed(7)
-    config = transformers.Gemma3TextConfig(**{
+    return drawn("windowed%d" % windows, "Gemma3ForCausalLM", **{
         **SHAPE, "num_hidden_layers": 8, "query_pre_attn_scalar": 32, "sliding_window": 64,
         "layer_types": (["sliding_attention"] * windows + ["full_attention"] * (4 - windows)) * 2})
-    return saved(transformers.Gemma3ForCausalLM(config), "windowed%d" % windows)
 
 
 def capped_model(cap):
     """A random Gemma 2: a cap on logits, and every other layer sees 64 tokens."""
-    import torch
-    import transformers
-    import tiny_models
-    torch.manual_seed(7)
-    config = transformers.Gemma2Config(**SHAPE, query_pre_attn_scalar=32, sliding_window=64, attn_logit_softcapping=cap)
-    model = tiny_models.fill(transformers.Gemma2ForCausalLM(config), 7)
-    with torch.no_grad():
-        model.model.embed_tokens.weight.mul_(1 / 64) # or a token is followed by itself, whatever attention says
-    return saved(model, "capped%s" % cap)
+    return drawn("capped%s" % cap, "Gemma2ForCausalLM", True, **SHAPE, query_pre_attn_scalar=32, sliding_window=64,
+                 attn_logit_softcapping=cap)
 
 
 def adapters(count):
@@ -149,18 +150,11 @@ def pictured_model():
 
 def linear_model():
     """A random Granite 4: of every four layers three are Mamba."""
-    import torch
-    import transformers
-    import tiny_models
     shape = {name: value for name, value in SHAPE.items() if name != "head_dim"}
-    config = transformers.GraniteMoeHybridConfig(**{
+    return drawn("linear", "GraniteMoeHybridForCausalLM", True, **{
         **shape, "num_hidden_layers": 8, "position_embedding_type": "rope", "mamba_n_heads": 8, "mamba_d_head": 64,
         "mamba_d_state": 16, "mamba_n_groups": 1, "num_local_experts": 0, "shared_intermediate_size": 256,
         "layer_types": (["mamba"] * 3 + ["attention"]) * 2})
-    model = tiny_models.fill(transformers.GraniteMoeHybridForCausalLM(config), 7)
-    with torch.no_grad():
-        model.model.embed_tokens.weight.mul_(1 / 64) # or a token is followed by itself, whatever attention says
-    return saved(model, "linear")
 
 
 def name_fields(config):
