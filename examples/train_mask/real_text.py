@@ -8,12 +8,12 @@ Writes DIR/000.txt, 001.txt, ...: prose, then a document with hidden lines as th
 (tools/eval_texts.py), then its questions with their answers. `train_mask.py --last` takes the end
 of each. The manual that the table of prune policies asks about is left out, and seeds are others.
 """
-import argparse
 import os
 import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "tools"))
 import eval_texts  # noqa: E402
+import recall_text  # noqa: E402
 
 LEAD_CHARS = 4000  # in front of the document: --last cuts it
 
@@ -28,19 +28,5 @@ def text_of(index, args):
     return lead + "\n\n" + d.text + "".join("%s %s.\n\n" % (t.text, t.answer) for t in order)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--documents", type=int, default=64)
-    parser.add_argument("--tokens", type=int, default=700, help="of a document, about")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--out", required=True, help="folder to write to")
-    args = parser.parse_args()
-    os.makedirs(args.out, exist_ok=True)
-    for i in range(args.documents):
-        path = os.path.join(args.out, "%03d.txt" % i)
-        with open(path, "w", encoding="utf-8", newline="\n") as f:
-            f.write(text_of(i, args))
-
-
 if __name__ == "__main__":
-    main()
+    recall_text.main(__doc__, text_of, 64, 700)

@@ -32,21 +32,28 @@ def recital(rng, tokens):
     return (prompt + expected)[:tokens]
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--documents", type=int, default=48)
-    parser.add_argument("--tokens", type=int, default=1024)
+def text_of(index, args):
+    words = (recital if index % 3 == 2 else document)(gen.Rng(args.seed * 1000003 + index), args.tokens)
+    if len(words) != args.tokens:
+        raise ValueError("--tokens %d does not work out; take an even number" % args.tokens)
+    return " ".join(words) + "\n"
+
+
+def main(about, make, documents, tokens):
+    """Write make(index, args) for each document; so many of so many tokens, unless options say otherwise."""
+    parser = argparse.ArgumentParser(description=about.split("\n")[0])
+    parser.add_argument("--documents", type=int, default=documents)
+    parser.add_argument("--tokens", type=int, default=tokens)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", required=True, help="folder to write to")
     args = parser.parse_args()
     os.makedirs(args.out, exist_ok=True)
     for i in range(args.documents):
-        rng = gen.Rng(args.seed * 1000003 + i)
-        words = (recital if i % 3 == 2 else document)(rng, args.tokens)
-        if len(words) != args.tokens:
-            parser.error("--tokens %d does not work out; take an even number" % args.tokens)
-        gen.write(args.out, "%03d.txt" % i, " ".join(words) + "\n")
+        try:
+            gen.write(args.out, "%03d.txt" % i, make(i, args))
+        except ValueError as why:
+            parser.error(str(why))
 
 
 if __name__ == "__main__":
-    main()
+    main(__doc__, text_of, 48, 1024)
