@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Train the recall model from scratch on the CPU (needs torch and transformers).
+"""Train the recall model from scratch on the CPU (needs torch 2.9 or newer, and transformers).
 
   train.py --out model --work /tmp/recall
 
@@ -302,33 +302,6 @@ def recital_batch(rng, b, n):
 # Training ------------------------------------------------------------------------------------
 
 
-class Muon(torch.optim.Optimizer):
-    """Momentum with orthogonalised updates, for matrices."""
-
-    def __init__(self, params, lr, momentum=0.95):
-        super().__init__(params, dict(lr=lr, momentum=momentum))
-
-    @torch.no_grad()
-    def step(self):
-        for group in self.param_groups:
-            shapes = {}
-            for p in group["params"]:
-                m = self.state[p].setdefault("m", torch.zeros_like(p))
-                m.lerp_(p.grad, 1 - group["momentum"])
-                update = p.grad.lerp(m, group["momentum"])
-                wide = update if update.shape[0] <= update.shape[1] else update.T
-                shapes.setdefault(wide.shape, []).append((p, wide))
-            for shape, items in shapes.items():
-                x = torch.stack([w for _, w in items])
-                x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-12)
-                for _ in range(5):
-                    a = x @ x.mT
-                    x = 3.4445 * x + (-4.7750 * a + 2.0315 * a @ a) @ x
-                scale = 0.6 * math.sqrt(max(shape)) * group["lr"]
-                for (p, _), w in zip(items, x):
-                    p -= scale * (w if w.shape == p.shape else w.T)
-
-
 def step_loss(model, batch, plan, kind):
     ids, target, n, pos, crowd, goal = (torch.from_numpy(x) if isinstance(x, np.ndarray) else x
                                         for x in batch)
@@ -397,17 +370,16 @@ def run_phase(model, phase, args, number):
     rng = gen.Rng(1000003 * (number + 1))
     hidden = [p for k, p in model.named_parameters() if p.ndim == 2 and "embed" not in k]
     other = [p for k, p in model.named_parameters() if p.ndim != 2 or "embed" in k]
-    opts = [Muon(hidden, lr=phase["lr"]),
-            torch.optim.AdamW(other, lr=phase["lr"], betas=(0.9, 0.98), weight_decay=0.0)]
+    opts = [torch.optim.Muon(hidden, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"),
+            torch.optim.AdamW(other, betas=(0.9, 0.98), weight_decay=0.0)]
     steps, start, saved = phase["steps"], time.time(), time.time()
     warm = phase.get("warm", 50)
     end = phase.get("end_lr", 0.3)
     seen = {}
     for step in range(1, steps + 1):
         scale = min(1.0, step / warm) * (end + (1 - end) * 0.5 * (1 + math.cos(math.pi * step / steps)))
-        for o in opts:
-            for g in o.param_groups:
-                g["lr"] = phase["lr"] * scale
+        for o, times in zip(opts, (3, 1)):  # the rates of PHASES are a third of that rule's
+            o.param_groups[0]["lr"] = times * phase["lr"] * scale
         kind = phase["kinds"][step % len(phase["kinds"])]
         batch = make_batch(rng, phase, kind)
         plan = Plan(local=kind == "facts" and rng.below(100) < phase.get("local", 0),
