@@ -11,7 +11,8 @@ import check_hf  # ends here where there is no torch
 import torch
 import transformers
 from check_hf import SMALL, cache_of, make, prompt
-from check_hf_guard import peaky, sharpened, steps
+from check_hf_guard import peaky, steps
+from tiny_models import fill
 
 import kvferry.hf
 
@@ -92,7 +93,7 @@ class LongRope(unittest.TestCase):
 
 class PassedOver(unittest.TestCase):
     def setUp(self):
-        self.model = sharpened(make())
+        self.model = fill(make())
 
     def test_a_generate_of_somebody_s_own(self):
         def own(model, input_ids, **kwargs):
@@ -152,7 +153,7 @@ class PassedOver(unittest.TestCase):
 
 class Settings(unittest.TestCase):
     def setUp(self):
-        self.model = sharpened(make())
+        self.model = fill(make())
 
     def test_a_setting_counts_once(self):
         for settings in ({"budget": 96}, {"budget_tokens": 96}):

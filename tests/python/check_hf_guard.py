@@ -17,6 +17,7 @@ import check_hf # ends here where there is no torch
 import torch
 import transformers
 from check_hf import SMALL, VOCABULARY, both, cache_of, generate, make, prompt
+from tiny_models import fill
 
 import kvferry.hf
 
@@ -37,19 +38,7 @@ def peaky(model, config, seed=5, **fields):
     made = getattr(transformers, config)(**fields)
     made._attn_implementation = "kvferry"
     torch.manual_seed(0)
-    return sharpened(getattr(transformers, model)(made).eval(), seed)
-
-
-def sharpened(model, seed=5):
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, p in model.named_parameters():
-            noise = torch.randn(p.shape, generator=generator)
-            if "sink" in name:
-                p.copy_(1 + noise)
-            elif p.ndim >= 2:
-                p.copy_(noise * (1.0 if "embed" in name or "wte" in name else 1.6 / p.shape[-1] ** 0.5))
-    return model
+    return fill(getattr(transformers, model)(made).eval(), seed)
 
 
 def steps(model, ids, cache=None, new=8, **more):
@@ -314,7 +303,7 @@ class WithoutOurCache(Case):
     """The name alone answers as Transformers does."""
 
     def test_static_cache(self):
-        model = sharpened(make())
+        model = fill(make())
         for own in ("sdpa", "kvferry"):
             model.set_attn_implementation(own)
             got = steps(model, prompt(2, 60), cache_implementation="static", disable_compile=True)
@@ -335,7 +324,7 @@ class WithoutOurCache(Case):
 
 class Passes(Case):
     def setUp(self):
-        self.model = sharpened(make())
+        self.model = fill(make())
 
     def test_attention_that_was_switched(self):
         cache = cache_of(self.model)
@@ -343,7 +332,7 @@ class Passes(Case):
         self.refused("attn_implementation = sdpa", steps, self.model, prompt(1, 40), cache,
                      error=kvferry.Invalid)
         self.model.set_attn_implementation("kvferry")
-        other = sharpened(make())
+        other = fill(make())
         for own in ("sdpa", "eager"): # of a model that has never seen a Cache
             other.set_attn_implementation(own)
             self.refused("LlamaForCausalLM, layer 0: .*" + REBUILT, steps, other, prompt(1, 40),
@@ -549,7 +538,7 @@ class Passes(Case):
 
 class Copies(Case):
     def setUp(self):
-        self.model = sharpened(make())
+        self.model = fill(make())
 
     def test_a_copy_is_a_fork(self):
         """A copy of an unused cache, and of a prefix: inside the same memory or in memory of its own."""
@@ -641,7 +630,7 @@ class Copies(Case):
         copied = copy.deepcopy(used)
         with torch.no_grad():
             copied.lm_head.weight.neg_()
-        own = sharpened(make())
+        own = fill(make())
         with torch.no_grad():
             own.lm_head.weight.neg_()
         self.assertEqual(copied.generate(ids, max_new_tokens=8, do_sample=False).tolist(),

@@ -19,7 +19,7 @@ import check_hf  # ends here where there is no torch
 import torch
 import transformers
 from check_hf import SMALL, cache_of, prompt
-from check_hf_guard import sharpened
+from tiny_models import fill
 from transformers.cache_utils import DYNAMIC_LAYER_TYPE_MAPPING, DynamicLayer
 
 import kvferry.hf
@@ -136,7 +136,7 @@ class Own(unittest.TestCase):
             linecache.cache[path] = (len(lines), None, lines, path) # the file will be gone
         torch.manual_seed(0)
         kind = getattr(own, name)
-        model = sharpened(kind(kind.config_class(**SMALL)).eval())
+        model = fill(kind(kind.config_class(**SMALL)).eval())
         for at, layer in enumerate(model.model.layers):
             weights = layer.self_attn.state_dict()
             layer.self_attn = own.Attention(model.config, at)
@@ -265,7 +265,7 @@ class Released(unittest.TestCase):
 
     def model(self, name, **fields):
         torch.manual_seed(0)
-        return sharpened(getattr(transformers, name + "ForCausalLM")(
+        return fill(getattr(transformers, name + "ForCausalLM")(
             getattr(transformers, name + "Config")(**fields)).eval())
 
     def test_indices(self):
@@ -288,7 +288,7 @@ class Released(unittest.TestCase):
             **SMALL, "num_local_experts": 4, "num_experts_per_tok": 2, "index_n_heads": 2, "index_head_dim": 32,
             "index_block_size": 16, "index_topk_blocks": 2,
             "layer_types": ["full_attention", "minimax_m3_sparse"] * 2})
-        model = sharpened(transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval())
+        model = fill(transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval())
         model.set_attn_implementation("kvferry")
         with torch.no_grad(), self.assertRaisesRegex(kvferry.Unsupported, r"selected blocks \(block_indices\)"):
             model(prompt(1, 60), past_key_values=transformers.DynamicCache(config=config))

@@ -16,7 +16,7 @@ import torch
 import torch._dynamo.testing
 import transformers
 from check_hf import VOCABULARY, make, prompt
-from check_hf_guard import sharpened
+from tiny_models import fill
 
 import kvferry.hf
 
@@ -64,7 +64,7 @@ def ways(model):
         "embeddings": {"inputs_embeds": model.get_input_embeddings()(rows)},
         "embeddings and beams": {"inputs_embeds": model.get_input_embeddings()(rows), "num_beams": 2},
         "prompt lookup": {"inputs": prompt(1, 20).repeat(1, 2), "prompt_lookup_num_tokens": 3},
-        "an assistant": {"inputs": ids, "assistant_model": sharpened(make(num_hidden_layers=1))},
+        "an assistant": {"inputs": ids, "assistant_model": fill(make(num_hidden_layers=1))},
         "early exit": {"inputs": ids, "assistant_early_exit": 2},
         "chunks": {"inputs": rows, "prefill_chunk_size": 16},
         "a prompt that prunes, in chunks": {"inputs": ids, "prefill_chunk_size": 16},
@@ -111,7 +111,7 @@ def tensors(value):
 class Ways(unittest.TestCase):
     def test_each_is_right_or_refused(self):
         for family in ("llama", "qwen3"):
-            model = sharpened(make(family))
+            model = fill(make(family))
             model.set_attn_implementation("eager")
             wanted = {}
             for name, arguments in ways(model).items():
@@ -136,7 +136,7 @@ class Ways(unittest.TestCase):
                 del model.generate
 
     def test_a_cache_comes_back_and_goes_on(self):
-        model = sharpened(make())
+        model = fill(make())
         model.set_attn_implementation("eager")
         wanted = told(model, {"inputs": prompt(1, 60), "max_new_tokens": 2 * NEW})
         kvferry.hf.use(model, 256, tokens_max=256)
@@ -150,7 +150,7 @@ class Ways(unittest.TestCase):
     def test_a_compiled_forward_is_compiled_twice_at_most(self):
         """For the prompt, and for all steps."""
         counts = torch._dynamo.testing.CompileCounter()
-        model = sharpened(make())
+        model = fill(make())
         wanted = told(model, {"inputs": prompt(2, 40)})
         kvferry.hf.use(model, 256, tokens_max=256)
         torch._dynamo.reset()

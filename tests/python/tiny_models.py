@@ -222,7 +222,7 @@ def _default(kind):
         return types.SimpleNamespace()
 
 
-def fill(model, seed):
+def fill(model, seed=5):
     """Fill a model with random weights."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
