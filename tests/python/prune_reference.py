@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pruned prefill and what follows from it, in torch: prompt in, tokens out.
 
-A Llama-like model in fp32, and every prune policy as prune_definitions.py has it, with what a policy
+A Llama of Transformers in fp32, and every prune policy as prune_definitions.py has it, with what a policy
 does not keep deleted. Written for reading; none of the library's code is used or looked at. A prompt is
 prefilled with its last token, and the first token of the answer follows from that token's hidden state.
 
 Knows models and tokens; no files but a model's.
 """
-import json
 import os
 import sys
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file
+import transformers
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "prune"))
 import prune_definitions as definitions  # noqa: E402
@@ -25,43 +25,25 @@ ROWS = 512  # queries that attend at once
 # ---- the model ----
 
 class Model:
-    """The model of a Hugging Face directory: Llama's layers, no biases, RoPE without scaling."""
+    """A Llama of Transformers, layer by layer."""
 
     def __init__(self, folder):
-        with open(os.path.join(folder, "config.json"), encoding="utf-8") as f:
-            c = json.load(f)
-        w = load_file(os.path.join(folder, "model.safetensors"))
-        self.w = {name: t.float() for name, t in w.items()}
-        self.layers, self.heads = c["num_hidden_layers"], c["num_attention_heads"]
-        self.kv_heads = c.get("num_key_value_heads") or self.heads
-        self.d = c.get("head_dim") or c["hidden_size"] // self.heads
-        self.eps = c["rms_norm_eps"]
-        theta = c.get("rope_theta") or c["rope_parameters"]["rope_theta"]
-        self.frequency = 1.0 / theta ** (torch.arange(0, self.d, 2).float() / self.d)
-        self.group = self.heads // self.kv_heads
-
-    def norm(self, x, name):
-        return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + self.eps) * self.w[name]
-
-    def of(self, layer, name):
-        return self.w["model.layers.%d.%s.weight" % (layer, name)]
+        self.llama = transformers.LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).requires_grad_(False)
+        self.body, c = self.llama.model, self.llama.config
+        self.layers, self.kv_heads, self.d = c.num_hidden_layers, c.num_key_value_heads, c.head_dim
+        self.group = c.num_attention_heads // c.num_key_value_heads
 
     def embed(self, ids):
-        return self.w["model.embed_tokens.weight"][torch.as_tensor(ids)]
-
-    def turn(self, x, positions):
-        """RoPE; x [heads, t, d]."""
-        angle = positions.float()[:, None] * self.frequency[None]
-        cos, sin = angle.cos(), angle.sin()
-        a, b = x[..., :self.d // 2], x[..., self.d // 2:]
-        return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+        return self.body.embed_tokens(torch.as_tensor(ids))
 
     def project(self, layer, x, positions):
         """q [heads, t, d], k and v [kv_heads, t, d]."""
-        x = self.norm(x, "model.layers.%d.input_layernorm.weight" % layer)
-        q, k, v = ((x @ self.of(layer, "self_attn.%s_proj" % n).T).view(len(x), -1, self.d)
-                   .transpose(0, 1) for n in "qkv")
-        return self.turn(q, positions), self.turn(k, positions), v
+        at = self.body.layers[layer]
+        x = at.input_layernorm(x)
+        q, k, v = (project(x).view(1, len(x), -1, self.d).transpose(1, 2) for project in (
+            at.self_attn.q_proj, at.self_attn.k_proj, at.self_attn.v_proj))
+        q, k = apply_rotary_pos_emb(q, k, *self.body.rotary_emb(x, positions[None]))
+        return q[0], k[0], v[0]
 
     def attend(self, q, k, v, sees=None):
         """[heads, t, d]. The queries are of the newest tokens; sees(first, count) is a mask [.., rows, n]
@@ -79,17 +61,14 @@ class Model:
         return torch.cat(out, 1)
 
     def add_attention(self, layer, x, attended):
-        flat = attended.transpose(0, 1).reshape(len(x), -1)
-        return x + flat @ self.of(layer, "self_attn.o_proj").T
+        return x + self.body.layers[layer].self_attn.o_proj(attended.transpose(0, 1).reshape(len(x), -1))
 
     def add_mlp(self, layer, x):
-        y = self.norm(x, "model.layers.%d.post_attention_layernorm.weight" % layer)
-        gate, up = (y @ self.of(layer, "mlp.%s_proj" % n).T for n in ("gate", "up"))
-        return x + (F.silu(gate) * up) @ self.of(layer, "mlp.down_proj").T
+        at = self.body.layers[layer]
+        return x + at.mlp(at.post_attention_layernorm(x))
 
     def logits(self, row):
-        head = self.w.get("lm_head.weight", self.w["model.embed_tokens.weight"])
-        return self.norm(row, "model.norm.weight") @ head.T
+        return self.llama.lm_head(self.body.norm(row))
 
 
 def causal(first, rows, n):
