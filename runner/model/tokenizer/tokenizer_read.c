@@ -127,12 +127,14 @@ static kvf_status read_digits(kvf_tokenizer *tokenizer, part_field part, kvf_err
     return add_step(tokenizer, pattern, strlen(pattern), error);
 }
 
+/* Fields of ByteLevel, wherever it stands. */
+static const char *const byte_level_fields[] = {"type", "add_prefix_space", "trim_offsets",
+                                                "use_regex", NULL};
+
 static kvf_status read_byte_level(kvf_tokenizer *tokenizer, part_field part, kvf_error *error)
 {
-    static const char *const known[] = {"type", "add_prefix_space", "trim_offsets", "use_regex",
-                                        NULL};
     bool prefix, use_regex;
-    KVF_TRY(check_fields(part, known, error));
+    KVF_TRY(check_fields(part, byte_level_fields, error));
     KVF_TRY(read_flag(part, "add_prefix_space", true, &prefix, error));
     KVF_TRY(read_flag(part, "use_regex", true, &use_regex, error));
     if (prefix)
@@ -289,13 +291,11 @@ static kvf_status read_template(kvf_tokenizer *tokenizer, part_field part, kvf_e
 
 static kvf_status read_post_processor(kvf_tokenizer *tokenizer, part_field part, kvf_error *error)
 {
-    static const char *const offsets[] = {"type", "add_prefix_space", "trim_offsets", "use_regex",
-                                          NULL};
     json_t *type = json_object_get(part.object, "type");
     if (json_is_text(type, "TemplateProcessing"))
         return read_template(tokenizer, part, error);
     if (json_is_text(type, "ByteLevel") || !json_is_object(part.object))
-        return check_fields(part, offsets,
+        return check_fields(part, byte_level_fields,
                             error); /* changes offsets, which are not computed here */
     return unsupported(part, "type", "Sequence, TemplateProcessing and ByteLevel are supported",
                        error);
@@ -305,15 +305,13 @@ static kvf_status read_post_processor(kvf_tokenizer *tokenizer, part_field part,
 
 static kvf_status read_decoder(kvf_tokenizer *tokenizer, part_field part, kvf_error *error)
 {
-    static const char *const known[] = {"type", "add_prefix_space", "trim_offsets", "use_regex",
-                                        NULL};
     if (!part.object || json_is_null(part.object))
         return KVF_OK;
     if (json_is_object(part.object) &&
         !json_is_text(json_object_get(part.object, "type"), "ByteLevel"))
         return unsupported(part, "type", "ByteLevel and null are supported", error);
     tokenizer->byte_level_decoder = true;
-    return check_fields(part, known, error);
+    return check_fields(part, byte_level_fields, error);
 }
 
 /* ---- whole ---- */
