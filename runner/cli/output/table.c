@@ -24,15 +24,11 @@ const char *const cli_format_names[] = {
 
 cli_cell *cli_table_row(cli_table *table)
 {
-    if (table->row_count == table->row_capacity) {
-        const uint32_t capacity = table->row_capacity ? 2 * table->row_capacity : 64;
-        cli_cell *cells =
-            realloc(table->cells, (size_t)capacity * table->column_count * sizeof *cells);
-        if (!cells)
-            return NULL;
-        table->cells = cells;
-        table->row_capacity = capacity;
-    }
+    cli_cell *cells = model_room(table->cells, table->row_count, &table->row_capacity,
+                                 table->column_count * sizeof *cells);
+    if (!cells)
+        return NULL;
+    table->cells = cells;
     cli_cell *row = table->cells + (size_t)table->row_count++ * table->column_count;
     memset(row, 0, table->column_count * sizeof *row);
     return row;

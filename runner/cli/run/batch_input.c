@@ -21,19 +21,14 @@ static const char *const known[] = {
 
 static kvf_status reserve(cli_jobs *jobs, kvf_error *error)
 {
-    if (jobs->count < jobs->capacity)
-        return KVF_OK;
-    const uint32_t capacity = jobs->capacity ? 2 * jobs->capacity : 16;
-    kvf_batch_prompt *prompts = realloc(jobs->prompts, capacity * sizeof *prompts);
+    uint32_t capacity = jobs->capacity;
+    kvf_batch_prompt *prompts = model_room(jobs->prompts, jobs->count, &capacity, sizeof *prompts);
     if (prompts)
         jobs->prompts = prompts;
-    cli_job *list = realloc(jobs->jobs, capacity * sizeof *list);
+    cli_job *list = model_room(jobs->jobs, jobs->count, &jobs->capacity, sizeof *list);
     if (list)
         jobs->jobs = list;
-    if (!prompts || !list)
-        return model_out_of_memory(error, capacity * sizeof *list, "the prompts");
-    jobs->capacity = capacity;
-    return KVF_OK;
+    return prompts && list ? KVF_OK : model_out_of_memory(error, sizeof *list, "the prompts");
 }
 
 void cli_jobs_free(cli_jobs *jobs)

@@ -15,19 +15,6 @@ typedef struct reading {
     cli_given *given;
 } reading;
 
-static kvf_status reserve(cli_given *g, kvf_error *error)
-{
-    if (g->count < g->capacity)
-        return KVF_OK;
-    const uint32_t capacity = g->capacity ? 2 * g->capacity : 64;
-    cli_given_answer *grown = realloc(g->answers, capacity * sizeof *grown);
-    if (!grown)
-        return model_out_of_memory(error, capacity * sizeof *grown, "the answers");
-    g->answers = grown;
-    g->capacity = capacity;
-    return KVF_OK;
-}
-
 /* Which prompt a line answers: that of its id. */
 static kvf_status find_job(const reading *r, json_t *line, const char *where, uint32_t *out,
                            kvf_error *error)
@@ -130,14 +117,18 @@ static kvf_status on_line(void *user, json_t *line, const char *where, uint64_t 
     cli_given_answer answer = {0};
     json_t *sample = json_get_set(line, "sample");
     (void)number;
-    KVF_TRY(reserve(r->given, error));
+    cli_given *g = r->given;
+    cli_given_answer *grown = model_room(g->answers, g->count, &g->capacity, sizeof *grown);
+    if (!grown)
+        return model_out_of_memory(error, sizeof *grown, "the answers");
+    g->answers = grown;
     KVF_TRY(find_job(r, line, where, &answer.job, error));
     if (sample && !json_is_written_whole(sample, JSON_WHOLE_MAX, &answer.sample))
         return model_fail(error, KVF_INVALID, "%s: sample must be a whole number", where);
     KVF_TRY(read_ids(r, line, where, &answer, error));
     KVF_TRY(read_logprobs(r, line, where, &answer, error));
     name_selection(line, &answer);
-    r->given->answers[r->given->count++] = answer;
+    g->answers[g->count++] = answer;
     return KVF_OK;
 }
 

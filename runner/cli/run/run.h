@@ -43,7 +43,7 @@ typedef struct cli_batch {
 typedef struct cli_rescored {
     char selection[CLI_SELECTION_BYTES];
     double *values; /* [count] differences of log-probabilities, a token each */
-    size_t count, capacity;
+    uint32_t count, capacity;
 } cli_rescored;
 
 /* All given answers, scored again. */

@@ -231,14 +231,10 @@ static bool on_pass(void *user, uint32_t prefilled, uint32_t rows, double ms)
         run->prefilled += prefilled;
         run->prefill_ms += ms;
     } else {
-        if (run->steps.count == b->step_room) {
-            const uint32_t room = b->step_room ? 2 * b->step_room : 1024;
-            double *grown = realloc(run->steps.ms, room * sizeof *grown);
-            if (!grown)
-                return !(run->output_failed = true);
-            run->steps.ms = grown;
-            b->step_room = room;
-        }
+        double *grown = model_room(run->steps.ms, run->steps.count, &b->step_room, sizeof *grown);
+        if (!grown)
+            return !(run->output_failed = true);
+        run->steps.ms = grown;
         run->steps.ms[run->steps.count++] = ms;
         run->batch.rows_sum += rows;
     }

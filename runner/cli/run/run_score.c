@@ -92,14 +92,10 @@ static cli_rescored *group_of(cli_rescores *all, const char *selection)
 
 static bool add(cli_rescored *group, double value)
 {
-    if (group->count == group->capacity) {
-        const size_t capacity = group->capacity ? 2 * group->capacity : 1024;
-        double *grown = realloc(group->values, capacity * sizeof *grown);
-        if (!grown)
-            return false;
-        group->values = grown;
-        group->capacity = capacity;
-    }
+    double *grown = model_room(group->values, group->count, &group->capacity, sizeof *grown);
+    if (!grown)
+        return false;
+    group->values = grown;
     group->values[group->count++] = value;
     return true;
 }

@@ -48,6 +48,16 @@ void *model_grow(void *pointer, size_t used, size_t bytes)
     return grown;
 }
 
+void *model_room(void *list, uint32_t count, uint32_t *capacity, size_t element)
+{
+    const uint32_t more = *capacity ? 2 * *capacity : 64;
+    if (count < *capacity)
+        return list;
+    void *grown = realloc(list, more * element);
+    *capacity = grown ? more : *capacity;
+    return grown;
+}
+
 uint64_t model_hash(const char *bytes, size_t size)
 {
     uint64_t hash = 0xcbf29ce484222325u;

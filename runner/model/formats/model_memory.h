@@ -60,6 +60,10 @@ void *model_grow(void *pointer, size_t used, size_t bytes);
 KVF_CHECKED kvf_status model_copy_text(const char *text, size_t size, const char *what, char **out,
                                        kvf_error *error);
 
+/** Room for one more of @p count elements of a list from realloc, which doubles where it is full.
+ * @return the list; NULL if there is no memory, and it is what it was */
+void *model_room(void *list, uint32_t count, uint32_t *capacity, size_t element);
+
 /** FNV-1a, folded. */
 uint64_t model_hash(const char *bytes, size_t size);
 
