@@ -10,6 +10,7 @@
 #include <stddef.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "common/random.h"
@@ -76,11 +77,28 @@ kvf_status rig_fail(rig *r, kvf_stream *stream)
     return r->ops->host_call(stream, fail_stream, &args, sizeof args);
 }
 
+kvf_stream *rig_stream(rig *r)
+{
+    assert_true(r->made_count < RIG_MADE_MAX);
+    kvf_stream **stream = &r->made[r->made_count++].stream;
+    RIG_OK(r->ops->stream_create(r->device, KVF_PRIORITY_NORMAL, stream));
+    return *stream;
+}
+
+kvf_event *rig_event(rig *r)
+{
+    assert_true(r->made_count < RIG_MADE_MAX);
+    kvf_event **event = &r->made[r->made_count++].event;
+    RIG_OK(r->ops->event_create(r->device, false, event));
+    return *event;
+}
+
 void *rig_memory(rig *r, size_t bytes)
 {
-    void *memory;
-    RIG_OK(r->ops->memory_alloc(r->device, bytes, &memory));
-    return memory;
+    assert_true(r->made_count < RIG_MADE_MAX);
+    void **memory = &r->made[r->made_count++].memory;
+    RIG_OK(r->ops->memory_alloc(r->device, bytes, memory));
+    return *memory;
 }
 
 void rig_put(rig *r, void *to, const void *from, size_t bytes)
@@ -105,34 +123,26 @@ void *rig_shared(rig *r, size_t bytes)
 {
     const size_t whole = kvf_round_up(bytes, 4096);
     void *host = aligned_alloc(4096, whole), *alias = NULL;
-    assert_non_null(host);
+    assert_true(host && r->made_count < RIG_MADE_MAX);
     memset(host, 0, whole);
-    for (uint32_t i = 0; i < RIG_SHARED_MAX; i++)
-        if (r->shared[i].host == NULL) {
-            RIG_OK(r->ops->host_register(r->device, host, whole, &alias));
-            assert_ptr_equal(alias, host);
-            r->shared[i].host = host;
-            r->shared[i].bytes = whole;
-            return host;
-        }
-    fail_msg("more than %u pieces of shared memory", RIG_SHARED_MAX);
-    return NULL;
-}
-
-void rig_give_shared(rig *r, void *host)
-{
-    for (uint32_t i = 0; i < RIG_SHARED_MAX && host != NULL; i++)
-        if (r->shared[i].host == host) {
-            r->ops->host_unregister(r->device, host, r->shared[i].bytes);
-            r->shared[i].host = NULL;
-            free(host);
-            return;
-        }
+    RIG_OK(r->ops->host_register(r->device, host, whole, &alias));
+    assert_ptr_equal(alias, host);
+    r->made[r->made_count].bytes = whole;
+    return r->made[r->made_count++].shared = host;
 }
 
 void rig_close(rig *r)
 {
     kvf_device_set_fault(r->device, NULL, NULL);
+    for (uint32_t i = 0; i < r->made_count; i++)
+        r->ops->stream_destroy(r->made[i].stream); /* waits */
+    for (uint32_t i = 0; i < r->made_count; i++) {
+        r->ops->event_destroy(r->made[i].event);
+        r->ops->memory_free(r->device, r->made[i].memory);
+        if (r->made[i].shared)
+            r->ops->host_unregister(r->device, r->made[i].shared, r->made[i].bytes);
+        free(r->made[i].shared);
+    }
     kvf_device_close(r->device);
     assert_int_equal(r->context->live_blocks, 0);
     assert_int_equal(r->context->live_bytes, 0);
@@ -182,6 +192,30 @@ const char *rig_error(rig *r, kvf_error *error)
 {
     kvf_context_error(r->context, error);
     return error->text;
+}
+
+void rig_tells(rig *r, const char *const *words)
+{
+    kvf_error error;
+    rig_error(r, &error);
+    for (; *words; words++)
+        if (!strstr(error.text, *words))
+            fail_msg("'%s' is not in: %s", *words, error.text);
+}
+
+void rig_in_child(int (*run)(const void *user), const void *user)
+{
+    int status;
+    fflush(NULL);
+    const pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        alarm(30);
+        _exit(run(user));
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    if (status != 0)
+        fail_msg("the child ended with %#x", (unsigned)status);
 }
 
 void rig_tree_put(const rig_tree *t, const char *path, const char *text)

@@ -83,71 +83,64 @@ static int load(rig *r, const char *file, const char *key, kvf_calibration *out)
     return kvf_calibration_load(r->context, file, out);
 }
 
-TEST(test_round_trip)
+RIG_TEST(test_round_trip)
 {
-    rig r;
     folder f;
     kvf_calibration a = example("one", 1), b = example("two", 2), read;
-    rig_open(&r, NULL);
     make_folder(&f);
-    assert_int_equal(load(&r, f.file, "one", &read), 0);
+    assert_int_equal(load(r, f.file, "one", &read), 0);
     assert_string_equal(read.note, ""); /* no file yet is nothing to speak of */
-    assert_int_equal(kvf_calibration_save(r.context, f.file, &a), 1);
-    assert_int_equal(load(&r, f.file, "one", &read), 1);
+    assert_int_equal(kvf_calibration_save(r->context, f.file, &a), 1);
+    assert_int_equal(load(r, f.file, "one", &read), 1);
     assert_int_equal(read.is_cached, 1);
     assert_same(&read, &a);
-    assert_int_equal(load(&r, f.file, "two", &read), 0);
+    assert_int_equal(load(r, f.file, "two", &read), 0);
     assert_non_null(strstr(read.note, "another GPU"));
     assert_int_equal(read.is_measured, 0);
     /* Two machines share a home folder: neither loses its record. */
-    assert_int_equal(kvf_calibration_save(r.context, f.file, &b), 1);
+    assert_int_equal(kvf_calibration_save(r->context, f.file, &b), 1);
     a.extra_ns = 7;
-    assert_int_equal(kvf_calibration_save(r.context, f.file, &a), 1);
-    assert_int_equal(load(&r, f.file, "one", &read), 1);
+    assert_int_equal(kvf_calibration_save(r->context, f.file, &a), 1);
+    assert_int_equal(load(r, f.file, "one", &read), 1);
     assert_same(&read, &a);
-    assert_int_equal(load(&r, f.file, "two", &read), 1);
+    assert_int_equal(load(r, f.file, "two", &read), 1);
     assert_same(&read, &b);
     /* A folder is not replaced. */
     assert_int_equal(unlink(f.file), 0);
     assert_int_equal(mkfifo(f.file, 0600), 0);
-    assert_int_equal(kvf_calibration_save(r.context, f.file, &a), 0);
+    assert_int_equal(kvf_calibration_save(r->context, f.file, &a), 0);
     assert_non_null(strstr(a.note, "cannot be written: Invalid argument"));
     remove_folder(&f);
-    rig_close(&r);
 }
 
 /* Whatever happens to one byte, or to the end of the file: the record is right or not there. */
-TEST(test_damage)
+RIG_TEST(test_damage)
 {
-    rig r;
     folder f;
     kvf_calibration a = example("GPU-1234/driver-13000", 1), read;
     char text[FILE_MAX], broken[FILE_MAX];
-    rig_open(&r, NULL);
     make_folder(&f);
-    assert_int_equal(kvf_calibration_save(r.context, f.file, &a), 1);
+    assert_int_equal(kvf_calibration_save(r->context, f.file, &a), 1);
     const size_t bytes = read_all(f.file, text);
     for (size_t at = 0; at < bytes; at++) {
         write_all(f.file, text, at); /* cut short */
-        assert_int_equal(load(&r, f.file, a.key, &read), 0);
+        assert_int_equal(load(r, f.file, a.key, &read), 0);
         assert_true(strlen(read.note) > 0);
         memcpy(broken, text, bytes);
         broken[at] ^= (char)(1 << at % 7);
         write_all(f.file, broken, bytes);
-        assert_int_equal(load(&r, f.file, a.key, &read), 0);
+        assert_int_equal(load(r, f.file, a.key, &read), 0);
         assert_int_equal(read.is_measured, 0);
     }
     /* Saving over a damaged file mends it. */
-    assert_int_equal(kvf_calibration_save(r.context, f.file, &a), 1);
-    assert_int_equal(load(&r, f.file, a.key, &read), 1);
+    assert_int_equal(kvf_calibration_save(r->context, f.file, &a), 1);
+    assert_int_equal(load(r, f.file, a.key, &read), 1);
     remove_folder(&f);
-    rig_close(&r);
 }
 
 /* Right checksum, wrong content: what another version or a liar would write. */
-TEST(test_strict)
+RIG_TEST(test_strict)
 {
-    rig r;
     folder f;
     static const char too_fast[] = "kvferry-calibration 1\nkey k\npage_bytes 16384\n"
                                    "peak 9999999999999999\nextra 0\nfit each 1 2 3\n";
@@ -167,7 +160,6 @@ TEST(test_strict)
         "kvferry-calibration 1\nkey k\npage_bytes 16384\npeak 1\nextra 0\nfit each 1 2 3\n",
     };
     const size_t count = sizeof bodies / sizeof *bodies;
-    rig_open(&r, NULL);
     make_folder(&f);
     for (size_t i = 0; i < count; i++) {
         char text[FILE_MAX];
@@ -178,10 +170,9 @@ TEST(test_strict)
         const int bytes =
             snprintf(text, sizeof text, "%send %016llx\n", bodies[i], (unsigned long long)hash);
         write_all(f.file, text, (size_t)bytes);
-        assert_int_equal(load(&r, f.file, "k", &read), i + 1 == count);
+        assert_int_equal(load(r, f.file, "k", &read), i + 1 == count);
     }
     remove_folder(&f);
-    rig_close(&r);
 }
 
 /* So much time that a sanitizer on a loaded machine gets through all sizes too. */
@@ -195,17 +186,15 @@ static kvf_calibration_config patient(const folder *f)
                                     .memory = {.node = -1, .touch_threads = 1}};
 }
 
-TEST(test_measures)
+RIG_TEST(test_measures)
 {
-    rig r;
     folder f;
     kvf_calibration first, again;
     kvf_transfer_choice a, b;
     struct stat before, after;
-    rig_open(&r, NULL);
     make_folder(&f);
     kvf_calibration_config config = patient(&f);
-    RIG_OK(kvf_calibrate(r.device, &config, &first));
+    RIG_OK(kvf_calibrate(r->device, &config, &first));
     assert_true(first.is_measured && !first.is_cached);
     assert_true(first.seconds > 0);
     assert_true(first.peak_bytes_per_second > 1e6);
@@ -216,7 +205,7 @@ TEST(test_measures)
                first.fit[m].r_squared);
     assert_true(first.fit[KVF_TRANSFER_MAPPED].is_measured);
     assert_int_equal(stat(f.file, &before), 0);
-    RIG_OK(kvf_calibrate(r.device, &config, &again));
+    RIG_OK(kvf_calibrate(r->device, &config, &again));
     assert_true(again.is_cached);
     assert_same(&first, &again);
     assert_int_equal(stat(f.file, &after), 0);
@@ -226,24 +215,23 @@ TEST(test_measures)
     assert_memory_equal(&a, &b, sizeof a);
     /* Other workers, other pages: another key. */
     config.gather_threads = 2;
-    RIG_OK(kvf_calibrate(r.device, &config, &again));
+    RIG_OK(kvf_calibrate(r->device, &config, &again));
     assert_false(again.is_cached);
     assert_non_null(strstr(again.note, "another GPU"));
     config.gather_threads = 1;
     config.page_bytes = 512;
-    RIG_OK(kvf_calibrate(r.device, &config, &again));
+    RIG_OK(kvf_calibrate(r->device, &config, &again));
     assert_true(again.is_measured && !again.is_cached);
     assert_int_equal(again.page_bytes, 512);
     assert_true(again.peak_bytes_per_second > 1e6);
     config.page_bytes = 4096;
-    RIG_OK(kvf_calibrate(r.device, &config, &again));
+    RIG_OK(kvf_calibrate(r->device, &config, &again));
     assert_true(again.is_cached);
     config.must_measure = 1;
     config.budget_ns = 1; /* it would measure again, and has no time to */
-    RIG_OK(kvf_calibrate(r.device, &config, &again));
+    RIG_OK(kvf_calibrate(r->device, &config, &again));
     assert_false(again.is_cached || again.is_measured);
     remove_folder(&f);
-    rig_close(&r);
 }
 
 static struct {
@@ -259,62 +247,56 @@ static void in_a_slot(const kvf_device *device, kvf_device_properties *out)
 }
 
 /* The same card in another slot has another link. */
-TEST(test_slots)
+RIG_TEST(test_slots)
 {
     static const struct {
         uint32_t generation, width;
         const char *key;
     } slots[] = {{5, 16, "/gen5x16/"}, {4, 16, "/gen4x16/"}, {4, 8, "/gen4x8/"}};
-    rig r;
     folder f;
     kvf_calibration c;
-    rig_open(&r, NULL);
     make_folder(&f);
     const kvf_calibration_config config = patient(&f);
-    kvf_device_ops ops = *r.device->ops;
+    kvf_device_ops ops = *r->device->ops;
     slot.properties = ops.properties;
     ops.properties = in_a_slot;
-    r.device->ops = &ops;
+    r->device->ops = &ops;
     for (size_t i = 0; i < 2 * (sizeof slots / sizeof *slots); i++) {
         const size_t now = i / 2;
         slot.generation = slots[now].generation;
         slot.width = slots[now].width;
-        RIG_OK(kvf_calibrate(r.device, &config, &c));
+        RIG_OK(kvf_calibrate(r->device, &config, &c));
         assert_non_null(strstr(c.key, slots[now].key));
         assert_true(c.is_measured);
         assert_int_equal(c.is_cached, i % 2); /* measured, then read */
     }
-    r.device->ops = r.ops;
+    r->device->ops = r->ops;
     remove_folder(&f);
-    rig_close(&r);
 }
 
 /* A file that cannot be written is a note; a device that needs no calibration gets none. */
-TEST(test_edges)
+RIG_TEST(test_edges)
 {
-    rig r;
     folder f;
     kvf_calibration c;
     kvf_device_properties properties;
-    rig_open(&r, NULL);
     make_folder(&f);
     kvf_calibration_config config = patient(&f);
     config.path = "/nonexistent/folder/costs";
-    RIG_OK(kvf_calibrate(r.device, &config, &c));
+    RIG_OK(kvf_calibrate(r->device, &config, &c));
     assert_non_null(strstr(c.note, "cannot be written"));
     config.path = NULL;
     config.budget_ns = 1; /* no time for anything */
-    RIG_OK(kvf_calibrate(r.device, &config, &c));
+    RIG_OK(kvf_calibrate(r->device, &config, &c));
     assert_int_equal(c.is_measured, 0);
-    r.ops->properties(r.device, &properties);
+    r->ops->properties(r->device, &properties);
     if (properties.shares_host_memory) {
         config.is_forced = 0;
-        RIG_OK(kvf_calibrate(r.device, &config, &c));
+        RIG_OK(kvf_calibrate(r->device, &config, &c));
         assert_int_equal(c.is_measured, 0);
         assert_true(c.seconds == 0);
     }
     remove_folder(&f);
-    rig_close(&r);
 }
 
 /* Every choice is one range of mapped, and no single other choice of that form costs less. */

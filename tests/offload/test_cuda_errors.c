@@ -279,24 +279,16 @@ TEST(test_out_of_memory)
     kvf_emu_config emu = machine();
     emu.memory_bytes = (uint64_t)64 << 20;
     kvf_emu_set_config(&emu);
-    kvf_context *context;
-    kvf_device *device;
-    kvf_error error;
     void *memory = &emu;
-    const kvf_device_config config = {.threads = 1, .isa_mask = KVF_ISA_ALL};
-    RIG_OK(kvf_context_create(NULL, NULL, NULL, &context));
-    RIG_OK(kvf_device_open(context, KVF_DEVICE_CUDA, &config, &device));
-    assert_int_equal(device->ops->memory_alloc(device, (size_t)80 << 20, &memory),
+    rig r;
+    rig_open(&r, NULL);
+    assert_int_equal(r.ops->memory_alloc(r.device, (size_t)80 << 20, &memory),
                      KVF_OUT_OF_DEVICE_MEMORY);
     assert_null(memory);
-    kvf_context_error(context, &error);
-    assert_non_null(strstr(error.text, "80.00 MiB"));
-    assert_non_null(strstr(error.text, "64.00 MiB free"));
+    RIG_TELLS(&r, "80.00 MiB", "64.00 MiB free");
     assert_int_equal(cudaPeekAtLastError(), cudaSuccess);
-    RIG_OK(device->ops->memory_alloc(device, 1000, &memory));
-    device->ops->memory_free(device, memory);
-    kvf_device_close(device);
-    kvf_context_destroy(context);
+    (void)rig_memory(&r, 1000);
+    rig_close(&r);
     kvf_emu_reset();
 }
 
@@ -315,8 +307,7 @@ TEST(test_registration_in_chunks)
     assert_true(host != MAP_FAILED);
     assert_int_equal(r.ops->host_register(r.device, host, bytes, &alias), KVF_PIN_FAILED);
     assert_null(alias);
-    kvf_error error;
-    assert_non_null(strstr(rig_error(&r, &error), "which has 0 B already"));
+    RIG_TELLS(&r, "which has 0 B already");
     kvf_emu_get_counts(&counts);
     assert_int_equal(counts.registrations, 0);
     emu.pinned_bytes = 4 * gib;
@@ -346,9 +337,7 @@ TEST(test_memory_of_the_device)
 {
     kvf_emu_config emu = machine();
     kvf_emu_counts counts;
-    kvf_context *context;
-    kvf_device *device;
-    kvf_error error;
+    rig r;
     const kvf_host_memory_config config = {.bytes = 40 * BYTES,
                                            .granule = BYTES,
                                            .node = -1,
@@ -359,9 +348,9 @@ TEST(test_memory_of_the_device)
     notes = 0;
     emu.refuses_registering = true;
     kvf_emu_set_config(&emu);
-    RIG_OK(kvf_context_create(NULL, count_notes, NULL, &context));
-    RIG_OK(kvf_device_open(context, KVF_DEVICE_CUDA, &plain, &device));
-    RIG_OK(kvf_host_memory_create(context, device, &config, &memory));
+    rig_open(&r, NULL);
+    r.context->log = count_notes;
+    RIG_OK(kvf_host_memory_create(r.context, r.device, &config, &memory));
     assert_int_equal(memory.arena_count, 3);
     assert_int_equal(notes, 1);
     kvf_emu_get_counts(&counts);
@@ -373,18 +362,16 @@ TEST(test_memory_of_the_device)
         for (size_t at = 0; at < arena->bytes; at++)
             assert_int_equal(arena->host[at], 0);
     }
-    kvf_host_memory_destroy(context, &memory);
+    kvf_host_memory_destroy(r.context, &memory);
     const uint64_t before = (kvf_emu_get_counts(&counts), counts.pinned_bytes);
     emu.pinned_bytes = before + 20 * BYTES;
     kvf_emu_set_config(&emu);
-    assert_int_equal(kvf_host_memory_create(context, device, &config, &memory), KVF_PIN_FAILED);
-    kvf_context_error(context, &error);
-    assert_non_null(strstr(error.text, "which has 128.00 KiB already"));
+    assert_int_equal(kvf_host_memory_create(r.context, r.device, &config, &memory), KVF_PIN_FAILED);
+    RIG_TELLS(&r, "which has 128.00 KiB already");
     assert_null(memory.arenas);
     kvf_emu_get_counts(&counts);
     assert_int_equal(counts.pinned_bytes, before);
-    kvf_device_close(device);
-    kvf_context_destroy(context);
+    rig_close(&r);
     kvf_emu_reset();
 }
 
@@ -408,10 +395,9 @@ TEST(test_batch_in_capture)
         emu.driver_version = cases[i].driver;
         kvf_emu_set_config(&emu);
         rig r;
-        kvf_stream *stream;
         kvf_graph *graph;
         rig_open(&r, NULL);
-        RIG_OK(r.ops->stream_create(r.device, KVF_PRIORITY_NORMAL, &stream));
+        kvf_stream *stream = rig_stream(&r);
         char *bytes = rig_memory(&r, 128);
         void *to[1] = {bytes + 64};
         const void *from[1] = {bytes};
@@ -426,8 +412,6 @@ TEST(test_batch_in_capture)
         rig_put(&r, &seen, bytes + 64, 1);
         assert_int_equal(seen, cases[i].works ? 'x' : 0);
         r.ops->graph_destroy(graph);
-        r.ops->memory_free(r.device, bytes);
-        r.ops->stream_destroy(stream);
         rig_close(&r);
     }
     kvf_emu_reset();
@@ -440,19 +424,16 @@ TEST(test_old_driver)
     emu.driver_version = 12040;
     kvf_emu_set_config(&emu);
     rig r;
-    kvf_stream *stream;
     kvf_device_properties properties;
     rig_open(&r, NULL);
     r.ops->properties(r.device, &properties);
     assert_int_equal(properties.driver_version, 12040);
     assert_int_equal(properties.can_copy_batch, 0);
-    RIG_OK(r.ops->stream_create(r.device, KVF_PRIORITY_NORMAL, &stream));
+    kvf_stream *stream = rig_stream(&r);
     uint32_t *words = rig_memory(&r, 128);
     void *to[1] = {words + 1};
     const void *from[1] = {words};
     assert_int_equal(r.ops->copy_batch(stream, to, from, 4, 1), KVF_UNSUPPORTED);
-    r.ops->memory_free(r.device, words);
-    r.ops->stream_destroy(stream);
     rig_close(&r);
     kvf_emu_reset();
 }
@@ -463,13 +444,11 @@ TEST(test_lost_device)
 {
     machine();
     rig r;
-    kvf_stream *stream;
-    kvf_event *event;
     kvf_error error;
     void *memory;
     rig_open(&r, NULL);
-    RIG_OK(r.ops->stream_create(r.device, KVF_PRIORITY_NORMAL, &stream));
-    RIG_OK(r.ops->event_create(r.device, false, &event));
+    kvf_stream *stream = rig_stream(&r);
+    kvf_event *event = rig_event(&r);
     void *bytes = rig_memory(&r, 64);
     RIG_OK(r.ops->event_record(event, stream));
     kvf_emu_lose_device(cudaErrorIllegalAddress);
@@ -483,10 +462,7 @@ TEST(test_lost_device)
     assert_int_equal(r.ops->memory_alloc(r.device, 64, &memory), KVF_DEVICE_FAILED);
     assert_int_equal(r.ops->host_call(stream, nothing, NULL, 0), KVF_DEVICE_FAILED);
     assert_int_equal(r.ops->capture_begin(stream), KVF_DEVICE_FAILED);
-    assert_non_null(strstr(rig_error(&r, &error), "lost since"));
-    r.ops->memory_free(r.device, bytes);
-    r.ops->event_destroy(event);
-    r.ops->stream_destroy(stream);
+    RIG_TELLS(&r, "lost since");
     rig_close(&r); /* nothing of the library's own is left */
     kvf_emu_reset();
 }

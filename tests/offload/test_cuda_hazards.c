@@ -31,19 +31,14 @@ static void on_alarm(int number)
 /* Rows by way of a list, so that the kernel alone knows their address. */
 static void kernel_reads(rig *r, const void *from_where)
 {
-    kvf_stream *stream;
     const void **from = rig_shared(r, 64);
     void **to = rig_shared(r, 64);
     *from = from_where;
     *to = rig_memory(r, 4096);
     const kvf_copy_args copy = {.bytes = 4096, .count = 1, .per_task = 1, .from = from, .to = to};
-    RIG_OK(r->ops->stream_create(r->device, KVF_PRIORITY_NORMAL, &stream));
+    kvf_stream *stream = rig_stream(r);
     RIG_OK(r->ops->launch(stream, r->device->kernels.copy, &copy, sizeof copy, 1));
     RIG_OK(r->ops->stream_wait(stream));
-    r->ops->memory_free(r->device, *to);
-    r->ops->stream_destroy(stream);
-    rig_give_shared(r, to);
-    rig_give_shared(r, from);
 }
 
 static void read_pageable(rig *r)
@@ -56,7 +51,6 @@ static void read_registered(rig *r)
 {
     void *registered = rig_shared(r, 4096);
     kernel_reads(r, registered);
-    rig_give_shared(r, registered);
 }
 
 static void touch_device_memory(rig *r)
@@ -100,52 +94,29 @@ static void fetch_all(kvf_transfer method, uint32_t connections)
     static plan p;
     rig r;
     bench_memory m;
-    kvf_transfer_engine *engine;
-    kvf_stream *streams[2];
     kvf_emu_config emu;
     kvf_emu_counts counts;
     kvf_transfer_choice mixed;
-    uint32_t tickets[REQUESTS];
-    atomic_uint wrong;
     kvf_emu_reset();
     kvf_emu_get_config(&emu);
     emu.connections = connections;
     kvf_emu_set_config(&emu);
-    atomic_init(&wrong, 0);
     rig_random random = rig_seed("hazards", 300 + (uint64_t)method);
     plan_make(&p, &random, 4096);
     rig_open(&r, NULL);
-    transfer_open_memory(&r, &p, &m);
     kvf_transfer_config config = transfer_engine_config(method, 4096);
     for (uint32_t b = 0; b < KVF_TRANSFER_BUCKETS; b++)
         mixed.method[b] = b < 3 ? KVF_TRANSFER_MAPPED : KVF_TRANSFER_GATHER;
     config.choice = &mixed;
     config.chunk_bytes = 20480;
-    config.pool = &m.pool.memory;
-    RIG_OK(kvf_transfer_open(r.device, &config, &engine));
-    for (uint32_t i = 0; i < 2; i++)
-        RIG_OK(r.ops->stream_create(r.device, KVF_PRIORITY_NORMAL, &streams[i]));
     alarm(WATCH_SECONDS);
-    for (uint32_t q = 0; q < REQUESTS + 2; q++) {
-        if (q < REQUESTS)
-            transfer_enqueue(&r, engine, &p, &m, q, streams[q % 2], &tickets[q]);
-        if (q < 2)
-            continue;
-        check_args check = {&p, &m, q - 2, &wrong};
-        RIG_OK(kvf_transfer_join(engine, tickets[q - 2], streams[q % 2]));
-        transfer_check(&r, &check, streams[q % 2]);
-    }
-    for (uint32_t i = 0; i < 2; i++)
-        RIG_OK(r.ops->stream_wait(streams[i]));
+    kvf_transfer_engine *engine = transfer_run(&r, &config, &p, &m);
     alarm(0);
-    assert_int_equal(atomic_load(&wrong), 0);
     kvf_emu_get_counts(&counts);
     assert_true(counts.launches > 0);
     assert_int_equal(counts.late_loads, 0);
-    for (uint32_t i = 0; i < 2; i++)
-        r.ops->stream_destroy(streams[i]);
     kvf_transfer_close(engine);
-    transfer_close_memory(&r, &m);
+    kvf_page_pool_destroy(&m.pool);
     rig_close(&r);
     kvf_emu_reset();
 }

@@ -6,7 +6,6 @@
  */
 
 #include <pthread.h>
-#include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -16,57 +15,27 @@
 #define ROUNDS 200u
 #define BYTES  4096u
 
-/* Registered memory, as both sides see it. */
-typedef struct shared_memory {
-    char *host, *alias;
-} shared_memory;
-
-static shared_memory take_shared(rig *r)
-{
-    shared_memory s;
-    void *alias = NULL;
-    void *map = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    assert_true(map != MAP_FAILED);
-    s.host = map;
-    RIG_OK(r->ops->host_register(r->device, s.host, BYTES, &alias));
-    s.alias = alias;
-    return s;
-}
-
-static void give_back(rig *r, shared_memory s)
-{
-    r->ops->host_unregister(r->device, s.host, BYTES);
-    munmap(s.host, BYTES);
-}
-
-static kvf_stream *stream_of(rig *r)
-{
-    kvf_stream *stream;
-    RIG_OK(r->ops->stream_create(r->device, KVF_PRIORITY_NORMAL, &stream));
-    return stream;
-}
-
 /* ---- words ---- */
 
 /* A list of nothing, as `gather` publishes its own: after all earlier work, the words `request`
  * and `done` hold the ticket. They lie at 64 and 128 of the memory, whose first word stays 0. */
-static kvf_status publish(kvf_stream *stream, shared_memory s, uint32_t ticket)
+static kvf_status publish(kvf_stream *stream, char *s, uint32_t ticket)
 {
     const kvf_publish_args args = {.ticket = ticket,
-                                   .count = (const uint32_t *)(void *)s.alias,
-                                   .out_count = (uint32_t *)(void *)(s.alias + 32),
-                                   .request = (uint32_t *)(void *)(s.alias + 64),
-                                   .done = (uint32_t *)(void *)(s.alias + 128)};
+                                   .count = (const uint32_t *)(void *)s,
+                                   .out_count = (uint32_t *)(void *)(s + 32),
+                                   .request = (uint32_t *)(void *)(s + 64),
+                                   .done = (uint32_t *)(void *)(s + 128)};
     return KVF_ENQUEUE(stream, publish, args);
 }
 
-static const uint32_t *word_of(shared_memory s)
+static const uint32_t *word_of(const char *s)
 {
-    return (const uint32_t *)(const void *)(s.host + 64);
+    return (const uint32_t *)(const void *)(s + 64);
 }
 
 typedef struct reader {
-    shared_memory shared;
+    char *shared;
     uint32_t wrong;
 } reader;
 
@@ -81,7 +50,7 @@ static void *read_all(void *raw)
             const struct timespec time = {.tv_nsec = 1000};
             nanosleep(&time, NULL);
         }
-        r->wrong += ((const uint32_t *)(const void *)(r->shared.host + NUMBERS_AT))[i] != 3 * i;
+        r->wrong += ((const uint32_t *)(const void *)(r->shared + NUMBERS_AT))[i] != 3 * i;
     }
     return NULL;
 }
@@ -92,8 +61,8 @@ TEST(test_words)
     for (uint32_t seed = 0; seed < 2; seed++) {
         rig r;
         rig_open(&r, &(rig_config){.delay_seed = seed});
-        kvf_stream *stream = stream_of(&r);
-        reader reads = {.shared = take_shared(&r)};
+        kvf_stream *stream = rig_stream(&r);
+        reader reads = {.shared = rig_shared(&r, BYTES)};
         uint32_t given[ROUNDS + 1], *numbers = rig_memory(&r, sizeof given);
         for (uint32_t i = 0; i <= ROUNDS; i++)
             given[i] = 3 * i;
@@ -101,15 +70,12 @@ TEST(test_words)
         pthread_t thread;
         assert_int_equal(pthread_create(&thread, NULL, read_all, &reads), 0);
         for (uint32_t i = 1; i <= ROUNDS; i++) {
-            RIG_OK(r.ops->copy(stream, reads.shared.alias + NUMBERS_AT + 4 * i, numbers + i, 4));
+            RIG_OK(r.ops->copy(stream, reads.shared + NUMBERS_AT + 4 * i, numbers + i, 4));
             RIG_OK(publish(stream, reads.shared, i));
         }
         RIG_OK(r.ops->stream_wait(stream));
         pthread_join(thread, NULL);
         assert_int_equal(reads.wrong, 0);
-        r.ops->memory_free(r.device, numbers);
-        give_back(&r, reads.shared);
-        r.ops->stream_destroy(stream);
         rig_close(&r);
     }
 }
@@ -122,91 +88,74 @@ static void sleep_ms(const void *raw, uint32_t task)
     nanosleep(&time, NULL);
 }
 
-TEST(test_elapsed)
+RIG_TEST(test_elapsed)
 {
-    rig r;
-    rig_open(&r, NULL);
-    kvf_stream *stream = stream_of(&r);
-    kvf_event *from, *to, *untimed;
+    kvf_stream *stream = rig_stream(r);
+    kvf_event *from, *to, *untimed = rig_event(r);
     uint64_t ns = 1;
     const long ms = 20;
-    RIG_OK(r.ops->event_create(r.device, true, &from));
-    RIG_OK(r.ops->event_create(r.device, true, &to));
-    RIG_OK(r.ops->event_create(r.device, false, &untimed));
-    assert_int_equal(r.ops->event_elapsed(from, to, &ns), KVF_INVALID); /* never recorded */
-    RIG_OK(r.ops->event_record(from, stream));
-    RIG_OK(r.ops->host_call(stream, sleep_ms, &ms, sizeof ms));
-    RIG_OK(r.ops->event_record(to, stream));
-    RIG_OK(r.ops->event_record(untimed, stream));
-    RIG_OK(r.ops->event_wait(untimed));
-    RIG_OK(r.ops->event_elapsed(from, to, &ns));
+    RIG_OK(r->ops->event_create(r->device, true, &from));
+    RIG_OK(r->ops->event_create(r->device, true, &to));
+    assert_int_equal(r->ops->event_elapsed(from, to, &ns), KVF_INVALID); /* never recorded */
+    RIG_OK(r->ops->event_record(from, stream));
+    RIG_OK(r->ops->host_call(stream, sleep_ms, &ms, sizeof ms));
+    RIG_OK(r->ops->event_record(to, stream));
+    RIG_OK(r->ops->event_record(untimed, stream));
+    RIG_OK(r->ops->event_wait(untimed));
+    RIG_OK(r->ops->event_elapsed(from, to, &ns));
     assert_true(ns >= 19500000u);
-    assert_int_equal(r.ops->event_elapsed(from, untimed, &ns), KVF_INVALID);
-    r.ops->event_destroy(untimed);
-    r.ops->event_destroy(from);
-    r.ops->event_destroy(to);
-    r.ops->stream_destroy(stream);
-    rig_close(&r);
+    assert_int_equal(r->ops->event_elapsed(from, untimed, &ns), KVF_INVALID);
+    r->ops->event_destroy(from);
+    r->ops->event_destroy(to);
 }
 
 /* ---- batches ---- */
 
-TEST(test_batch)
+RIG_TEST(test_batch)
 {
     enum { COPIES = 600, SIZE = 64 }; /* more than one call of the driver takes */
-    rig r;
-    rig_open(&r, NULL);
-    kvf_stream *stream = stream_of(&r);
-    char *from = rig_memory(&r, COPIES * SIZE), *to = rig_memory(&r, COPIES * SIZE);
+    kvf_stream *stream = rig_stream(r);
+    char *from = rig_memory(r, COPIES * SIZE), *to = rig_memory(r, COPIES * SIZE);
     void *targets[COPIES];
     const void *sources[COPIES];
     static char sent[COPIES * SIZE], seen[COPIES * SIZE];
     for (uint32_t i = 0; i < COPIES; i++)
         memset(sent + i * SIZE, (int)(i * 7 + 1), SIZE);
-    rig_put(&r, from, sent, sizeof sent);
+    rig_put(r, from, sent, sizeof sent);
     for (uint32_t i = 0; i < COPIES; i++) {
         sources[i] = from + i * SIZE;
         targets[i] = to + i * 37 % COPIES * SIZE;
     }
-    RIG_OK(r.ops->copy_batch(stream, targets, sources, 0, COPIES));
-    RIG_OK(r.ops->copy_batch(stream, targets, sources, SIZE, 0));
-    RIG_OK(r.ops->copy_batch(stream, targets, sources, SIZE, COPIES));
+    RIG_OK(r->ops->copy_batch(stream, targets, sources, 0, COPIES));
+    RIG_OK(r->ops->copy_batch(stream, targets, sources, SIZE, 0));
+    RIG_OK(r->ops->copy_batch(stream, targets, sources, SIZE, COPIES));
     memset(targets, 0, sizeof targets); /* they were read */
-    RIG_OK(r.ops->stream_wait(stream));
-    rig_put(&r, seen, to, sizeof seen);
+    RIG_OK(r->ops->stream_wait(stream));
+    rig_put(r, seen, to, sizeof seen);
     for (uint32_t i = 0; i < COPIES; i++)
         assert_memory_equal(seen + i * 37 % COPIES * SIZE, sent + i * SIZE, SIZE);
-    r.ops->memory_free(r.device, from);
-    r.ops->memory_free(r.device, to);
-    r.ops->stream_destroy(stream);
-    rig_close(&r);
 }
 
 /* ---- streams of the caller, and graphs ---- */
 
-TEST(test_wrapped_stream)
+RIG_TEST(test_wrapped_stream)
 {
-    rig r;
-    rig_open(&r, NULL);
-    kvf_stream *stream = stream_of(&r), *wrapped;
-    if (r.kind != KVF_DEVICE_HOST) {
-        void *native = r.ops->stream_native(stream);
-        char *bytes = rig_memory(&r, 2), seen[2];
-        RIG_OK(r.ops->stream_wrap(r.device, native, &wrapped));
-        assert_ptr_equal(r.ops->stream_native(wrapped), native);
-        RIG_OK(r.ops->fill(stream, bytes, 5, 1)); /* one order for both names */
-        RIG_OK(r.ops->copy(wrapped, bytes + 1, bytes, 1));
-        r.ops->stream_destroy(wrapped); /* waits, and leaves the stream */
-        rig_put(&r, seen, bytes, sizeof seen);
+    kvf_stream *stream = rig_stream(r), *wrapped;
+    if (r->kind != KVF_DEVICE_HOST) {
+        void *native = r->ops->stream_native(stream);
+        char *bytes = rig_memory(r, 2), seen[2];
+        RIG_OK(r->ops->stream_wrap(r->device, native, &wrapped));
+        assert_ptr_equal(r->ops->stream_native(wrapped), native);
+        RIG_OK(r->ops->fill(stream, bytes, 5, 1)); /* one order for both names */
+        RIG_OK(r->ops->copy(wrapped, bytes + 1, bytes, 1));
+        r->ops->stream_destroy(wrapped); /* waits, and leaves the stream */
+        rig_put(r, seen, bytes, sizeof seen);
         assert_int_equal(seen[1], 5);
-        RIG_OK(r.ops->fill(stream, bytes, 6, 1));
-        RIG_OK(r.ops->stream_wait(stream));
-        rig_put(&r, seen, bytes, sizeof seen);
+        RIG_OK(r->ops->fill(stream, bytes, 6, 1));
+        RIG_OK(r->ops->stream_wait(stream));
+        rig_put(r, seen, bytes, sizeof seen);
         assert_int_equal(seen[0], 6);
-        r.ops->memory_free(r.device, bytes);
     }
-    r.ops->stream_destroy(stream);
-    rig_close(&r);
 }
 
 static void add(const void *raw, uint32_t task)
@@ -219,11 +168,9 @@ static void add(const void *raw, uint32_t task)
 static void record_and_replay(rig *r, kvf_stream *stream, kvf_stream *side)
 {
     kvf_graph *graph = NULL, *none = (kvf_graph *)(void *)r;
-    kvf_event *fork, *join;
+    kvf_event *fork = rig_event(r), *join = rig_event(r);
     uint32_t *words = rig_memory(r, 2 * sizeof *words), added = 0, *number = &added;
-    shared_memory s = take_shared(r);
-    RIG_OK(r->ops->event_create(r->device, false, &fork));
-    RIG_OK(r->ops->event_create(r->device, false, &join));
+    char *s = rig_shared(r, BYTES);
     assert_false(r->ops->is_capturing(stream));
     RIG_OK(r->ops->capture_begin(stream));
     assert_true(r->ops->is_capturing(stream));
@@ -242,7 +189,7 @@ static void record_and_replay(rig *r, kvf_stream *stream, kvf_stream *side)
     for (uint32_t i = 1; i <= 3; i++) {
         uint32_t seen[2] = {i * 100, 0};
         rig_put(r, words, seen, sizeof *seen);
-        memset(s.host, 0, BYTES);
+        memset(s, 0, BYTES);
         RIG_OK(r->ops->graph_launch(graph, stream));
         RIG_OK(r->ops->stream_wait(stream));
         rig_put(r, seen, words, sizeof seen);
@@ -253,27 +200,18 @@ static void record_and_replay(rig *r, kvf_stream *stream, kvf_stream *side)
     assert_int_equal(r->ops->capture_end(stream, &none), KVF_INVALID);
     assert_null(none);
     r->ops->graph_destroy(graph);
-    r->ops->event_destroy(fork);
-    r->ops->event_destroy(join);
-    give_back(r, s);
-    r->ops->memory_free(r->device, words);
 }
 
-TEST(test_graphs)
+RIG_TEST(test_graphs)
 {
-    rig r;
-    rig_open(&r, NULL);
-    kvf_stream *stream = stream_of(&r), *side = stream_of(&r);
+    kvf_stream *stream = rig_stream(r), *side = rig_stream(r);
     kvf_device_properties properties;
-    r.ops->properties(r.device, &properties);
-    assert_int_equal(r.ops->is_capturing(stream), 0);
+    r->ops->properties(r->device, &properties);
+    assert_int_equal(r->ops->is_capturing(stream), 0);
     if (properties.can_capture) {
-        r.ops->graph_destroy(NULL);
-        record_and_replay(&r, stream, side);
+        r->ops->graph_destroy(NULL);
+        record_and_replay(r, stream, side);
     }
-    r.ops->stream_destroy(stream);
-    r.ops->stream_destroy(side);
-    rig_close(&r);
 }
 
 /* ---- what the machine says ---- */

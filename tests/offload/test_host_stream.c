@@ -101,7 +101,7 @@ static void run_on_streams(rig *r, const step *program, cell *cells)
     for (uint32_t i = 0; i < STREAMS; i++)
         RIG_OK(r->ops->stream_create(r->device, (kvf_stream_priority)(i % 3), &streams[i]));
     for (uint32_t i = 0; i < CELLS; i++)
-        RIG_OK(r->ops->event_create(r->device, false, &events[i]));
+        events[i] = rig_event(r);
     for (uint32_t i = 0; i < PROGRAM; i++) {
         const step *s = &program[i];
         kvf_stream *stream = streams[s->stream];
@@ -113,8 +113,6 @@ static void run_on_streams(rig *r, const step *program, cell *cells)
     }
     for (uint32_t i = 0; i < STREAMS; i++)
         RIG_OK(r->ops->stream_wait(streams[i]));
-    for (uint32_t i = 0; i < CELLS; i++)
-        r->ops->event_destroy(events[i]);
     for (uint32_t i = 0; i < STREAMS; i++)
         r->ops->stream_destroy(streams[i]);
 }
@@ -136,7 +134,6 @@ TEST(test_random_program)
             run_step(&program[i], expected);
         run_on_streams(&r, program, got);
         assert_memory_equal(expected, got, sizeof expected);
-        rig_give_shared(&r, got);
         rig_close(&r);
     }
 }
@@ -159,63 +156,45 @@ static void pass_gate(const void *raw, uint32_t task)
 }
 
 /* An event recorded again elsewhere still holds back those who waited for its first record. */
-TEST(test_event_recorded_again)
+RIG_TEST(test_event_recorded_again)
 {
-    rig r;
-    rig_open(&r, NULL);
-    kvf_stream *slow, *fast, *waiter;
-    kvf_event *event;
-    RIG_OK(r.ops->stream_create(r.device, KVF_PRIORITY_NORMAL, &slow));
-    RIG_OK(r.ops->stream_create(r.device, KVF_PRIORITY_NORMAL, &fast));
-    RIG_OK(r.ops->stream_create(r.device, KVF_PRIORITY_NORMAL, &waiter));
-    RIG_OK(r.ops->event_create(r.device, false, &event));
-    assert_true(r.ops->event_is_done(event)); /* never recorded: nothing to wait for */
-    RIG_OK(r.ops->event_wait(event));
+    kvf_stream *slow = rig_stream(r), *fast = rig_stream(r), *waiter = rig_stream(r);
+    kvf_event *event = rig_event(r);
+    assert_true(r->ops->event_is_done(event)); /* never recorded: nothing to wait for */
+    RIG_OK(r->ops->event_wait(event));
 
     gate g = {0};
     gate *pointer = &g;
-    char *bytes = rig_memory(&r, 2), *seen = bytes, *flag = bytes + 1;
-    RIG_OK(r.ops->host_call(slow, pass_gate, &pointer, sizeof pointer));
-    RIG_OK(r.ops->fill(slow, flag, 1, 1));
-    RIG_OK(r.ops->event_record(event, slow)); /* generation 1 */
-    RIG_OK(r.ops->stream_wait_event(waiter, event));
-    RIG_OK(r.ops->copy(waiter, seen, flag, 1));
-    RIG_OK(r.ops->event_record(event, fast)); /* generation 2, fires first */
-    RIG_OK(r.ops->stream_wait(fast));
-    assert_true(r.ops->event_is_done(event));
-    RIG_OK(r.ops->event_wait(event));
+    char *bytes = rig_memory(r, 2), *seen = bytes, *flag = bytes + 1;
+    RIG_OK(r->ops->host_call(slow, pass_gate, &pointer, sizeof pointer));
+    RIG_OK(r->ops->fill(slow, flag, 1, 1));
+    RIG_OK(r->ops->event_record(event, slow)); /* generation 1 */
+    RIG_OK(r->ops->stream_wait_event(waiter, event));
+    RIG_OK(r->ops->copy(waiter, seen, flag, 1));
+    RIG_OK(r->ops->event_record(event, fast)); /* generation 2, fires first */
+    RIG_OK(r->ops->stream_wait(fast));
+    assert_true(r->ops->event_is_done(event));
+    RIG_OK(r->ops->event_wait(event));
     atomic_store(&g.is_open, 1);
-    RIG_OK(r.ops->stream_wait(waiter));
+    RIG_OK(r->ops->stream_wait(waiter));
     char is_seen = 0;
-    rig_put(&r, &is_seen, seen, 1);
+    rig_put(r, &is_seen, seen, 1);
     assert_int_equal(is_seen, 1);
-
-    r.ops->memory_free(r.device, bytes);
-    r.ops->stream_destroy(slow);
-    r.ops->stream_destroy(fast);
-    r.ops->stream_destroy(waiter);
-    r.ops->event_destroy(event);
-    rig_close(&r);
 }
 
 /* More entries than the queue holds: the caller is held back, nothing is lost or reordered. */
-TEST(test_full_queue)
+RIG_TEST(test_full_queue)
 {
-    rig r;
-    rig_open(&r, NULL);
-    kvf_stream *stream;
-    RIG_OK(r.ops->stream_create(r.device, KVF_PRIORITY_NORMAL, &stream));
+    kvf_stream *stream = rig_stream(r);
     uint32_t words[2] = {0, 0}, expected = 0;
     mix_args args = {.to = words, .from = words + 1};
     for (uint32_t i = 0; i < 5 * KVF_STREAM_QUEUE_MAX; i++) {
         args.salt = i;
-        RIG_OK(rig_launch(&r, stream, mix, &args, sizeof args, 1));
+        RIG_OK(rig_launch(r, stream, mix, &args, sizeof args, 1));
         expected = expected * 31u + i;
     }
-    RIG_OK(r.ops->stream_wait(stream));
+    RIG_OK(r->ops->stream_wait(stream));
     assert_int_equal(words[0], expected);
-    r.ops->stream_destroy(stream);
-    rig_close(&r);
 }
 
 typedef struct count_args {
@@ -255,58 +234,41 @@ TEST(test_tasks_run_once)
     rig_close(&r);
 }
 
-TEST(test_launch_of_nothing)
+RIG_TEST(test_launch_of_nothing)
 {
-    rig r;
-    rig_open(&r, NULL);
-    kvf_stream *stream;
-    RIG_OK(r.ops->stream_create(r.device, KVF_PRIORITY_NORMAL, &stream));
-    RIG_OK(r.ops->launch(stream, mix, NULL, 0, 0)); /* no tasks: not run */
-    RIG_OK(r.ops->copy(stream, NULL, NULL, 0));
-    RIG_OK(r.ops->stream_wait(stream));
-    r.ops->stream_destroy(stream);
-    rig_close(&r);
+    kvf_stream *stream = rig_stream(r);
+    RIG_OK(r->ops->launch(stream, mix, NULL, 0, 0)); /* no tasks: not run */
+    RIG_OK(r->ops->copy(stream, NULL, NULL, 0));
+    RIG_OK(r->ops->stream_wait(stream));
 }
 
 /* An error sticks, skips later work, travels along events, and nobody waits forever. */
-TEST(test_error_is_sticky)
+RIG_TEST(test_error_is_sticky)
 {
-    rig r;
-    rig_open(&r, NULL);
-    kvf_stream *a, *b;
-    kvf_event *event;
-    RIG_OK(r.ops->stream_create(r.device, KVF_PRIORITY_NORMAL, &a));
-    RIG_OK(r.ops->stream_create(r.device, KVF_PRIORITY_NORMAL, &b));
-    RIG_OK(r.ops->event_create(r.device, false, &event));
-    char *bytes = rig_memory(&r, 2);
-    RIG_OK(rig_fail(&r, a));
-    RIG_OK(r.ops->fill(a, bytes, 'X', 1));
-    RIG_OK(r.ops->event_record(event, a));
-    RIG_OK(r.ops->stream_wait_event(b, event));
-    RIG_OK(r.ops->fill(b, bytes + 1, 'X', 1));
-    assert_int_equal(r.ops->event_wait(event), KVF_CORRUPT);
-    assert_int_equal(r.ops->stream_wait(a), KVF_CORRUPT);
-    assert_int_equal(r.ops->stream_wait(a), KVF_CORRUPT);
-    assert_int_equal(r.ops->stream_wait(b), KVF_CORRUPT);
+    kvf_stream *a = rig_stream(r), *b = rig_stream(r);
+    kvf_event *event = rig_event(r);
+    char *bytes = rig_memory(r, 2);
+    RIG_OK(rig_fail(r, a));
+    RIG_OK(r->ops->fill(a, bytes, 'X', 1));
+    RIG_OK(r->ops->event_record(event, a));
+    RIG_OK(r->ops->stream_wait_event(b, event));
+    RIG_OK(r->ops->fill(b, bytes + 1, 'X', 1));
+    assert_int_equal(r->ops->event_wait(event), KVF_CORRUPT);
+    assert_int_equal(r->ops->stream_wait(a), KVF_CORRUPT);
+    assert_int_equal(r->ops->stream_wait(a), KVF_CORRUPT);
+    assert_int_equal(r->ops->stream_wait(b), KVF_CORRUPT);
     /* Work that is enqueued after an error can be skipped on the host only. */
     char seen[2];
-    rig_put(&r, seen, bytes, sizeof seen);
+    rig_put(r, seen, bytes, sizeof seen);
     for (int i = 0; i < 2; i++)
-        assert_int_equal(seen[i], r.kind == KVF_DEVICE_HOST ? 0 : 'X');
-    r.ops->memory_free(r.device, bytes);
-    r.ops->stream_destroy(a);
-    r.ops->stream_destroy(b);
-    r.ops->event_destroy(event);
-    rig_close(&r);
+        assert_int_equal(seen[i], r->kind == KVF_DEVICE_HOST ? 0 : 'X');
 }
 
-TEST(test_device_memory)
+RIG_TEST(test_device_memory)
 {
-    rig r;
-    rig_open(&r, NULL);
     kvf_device_properties properties;
-    r.ops->properties(r.device, &properties);
-    const int is_host = r.kind == KVF_DEVICE_HOST;
+    r->ops->properties(r->device, &properties);
+    const int is_host = r->kind == KVF_DEVICE_HOST;
     assert_int_equal(properties.compute_threads, is_host ? 2 : 0);
     assert_int_equal(properties.shares_host_memory, is_host);
     assert_int_equal(properties.pins_host_memory, !is_host);
@@ -314,54 +276,46 @@ TEST(test_device_memory)
         1, 64, 4095, ((size_t)2 << 20) - 1, (size_t)2 << 20, ((size_t)5 << 20) + 3};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         void *memory;
-        RIG_OK(r.ops->memory_alloc(r.device, sizes[i], &memory));
+        RIG_OK(r->ops->memory_alloc(r->device, sizes[i], &memory));
         assert_int_equal((uintptr_t)memory % 64, 0);
         char *bytes = malloc(sizes[i]);
         assert_non_null(bytes);
-        rig_put(&r, bytes, memory, sizes[i]);
+        rig_put(r, bytes, memory, sizes[i]);
         for (size_t b = 0; b<sizes[i]; b += sizes[i]> 8192 ? 509 : 1)
             assert_int_equal(bytes[b], 0);
         free(bytes);
-        rig_set(&r, memory, 0x5a, sizes[i]);
-        r.ops->memory_free(r.device, memory);
-        assert_true(r.context->live_bytes <
+        rig_set(r, memory, 0x5a, sizes[i]);
+        r->ops->memory_free(r->device, memory);
+        assert_true(r->context->live_bytes <
                     65536); /* nothing of it is left but the device itself */
     }
-    void *memory = &r;
-    assert_int_equal(r.ops->memory_alloc(r.device, SIZE_MAX / 2, &memory),
+    void *memory = r;
+    assert_int_equal(r->ops->memory_alloc(r->device, SIZE_MAX / 2, &memory),
                      KVF_OUT_OF_DEVICE_MEMORY);
     assert_null(memory);
-    r.ops->memory_free(r.device, NULL);
-    rig_close(&r);
+    r->ops->memory_free(r->device, NULL);
 }
 
 /* Past the cache or not: the same bytes, at any size and alignment, and not one more. */
-TEST(test_copy_through)
+RIG_TEST(test_copy_through)
 {
     enum { SIZE = 70000 };
-    rig r;
-    rig_open(&r, NULL);
     static char sent[SIZE], seen[SIZE];
-    char *from = rig_memory(&r, SIZE), *to = rig_memory(&r, SIZE);
-    kvf_stream *stream;
-    RIG_OK(r.ops->stream_create(r.device, KVF_PRIORITY_NORMAL, &stream));
+    char *from = rig_memory(r, SIZE), *to = rig_memory(r, SIZE);
+    kvf_stream *stream = rig_stream(r);
     rig_random random = rig_seed("copy through", 5);
     for (size_t i = 0; i < SIZE; i++)
         sent[i] = (char)rig_next(&random);
-    rig_put(&r, from, sent, SIZE);
+    rig_put(r, from, sent, SIZE);
     const size_t sizes[] = {0, 1, 15, 16, 64, 16384, 16400, 65536, 65551};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
         for (size_t shift = 0; shift < 200; shift += 40 + i) {
-            RIG_OK(r.ops->fill(stream, to, 0x77, SIZE));
-            RIG_OK(r.ops->copy_through(stream, to + 64 + shift, from + shift / 2, sizes[i]));
-            RIG_OK(r.ops->copy(stream, seen, to, SIZE));
-            RIG_OK(r.ops->stream_wait(stream));
+            RIG_OK(r->ops->fill(stream, to, 0x77, SIZE));
+            RIG_OK(r->ops->copy_through(stream, to + 64 + shift, from + shift / 2, sizes[i]));
+            RIG_OK(r->ops->copy(stream, seen, to, SIZE));
+            RIG_OK(r->ops->stream_wait(stream));
             assert_memory_equal(seen + 64 + shift, sent + shift / 2, sizes[i]);
             assert_int_equal(seen[63 + shift], 0x77);
             assert_int_equal(seen[64 + shift + sizes[i]], 0x77);
         }
-    r.ops->memory_free(r.device, from);
-    r.ops->memory_free(r.device, to);
-    r.ops->stream_destroy(stream);
-    rig_close(&r);
 }

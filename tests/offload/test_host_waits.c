@@ -85,39 +85,32 @@ static bool is_raised(atomic_int *flag)
 
 /* Work that was left to a waiter happens too where nobody waits, where another stream or a poll
  * does, and where the stream ends. */
-TEST(test_left_work_happens)
+RIG_TEST(test_left_work_happens)
 {
     enum { NOBODY, STREAM, EVENT, POLL, END, WAYS };
-    rig r;
-    rig_open(&r, NULL);
     for (uint32_t way = 0; way < WAYS; way++) {
-        kvf_stream *left = open_waited(&r), *other;
-        kvf_event *event;
-        RIG_OK(r.ops->stream_create(r.device, KVF_PRIORITY_NORMAL, &other));
-        RIG_OK(r.ops->event_create(r.device, false, &event));
+        kvf_stream *left = open_waited(r), *other = rig_stream(r);
+        kvf_event *event = rig_event(r);
         atomic_int flag = 0, *pointer = &flag;
-        RIG_OK(r.ops->host_call(left, raise_flag, &pointer, sizeof pointer));
-        RIG_OK(r.ops->event_record(event, left));
+        RIG_OK(r->ops->host_call(left, raise_flag, &pointer, sizeof pointer));
+        RIG_OK(r->ops->event_record(event, left));
         if (way == STREAM) {
-            RIG_OK(r.ops->stream_wait_event(other, event));
-            RIG_OK(r.ops->stream_wait(other));
+            RIG_OK(r->ops->stream_wait_event(other, event));
+            RIG_OK(r->ops->stream_wait(other));
             assert_true(atomic_load(&flag));
         }
         if (way == EVENT) {
-            RIG_OK(r.ops->event_wait(event));
+            RIG_OK(r->ops->event_wait(event));
             assert_true(atomic_load(&flag));
         }
-        for (uint32_t i = 0; way == POLL && i < 300000 && r.ops->event_is_done(event) != 1; i++)
+        for (uint32_t i = 0; way == POLL && i < 300000 && r->ops->event_is_done(event) != 1; i++)
             sleep_us(100);
         if (way == END)
-            r.ops->stream_destroy(left);
+            r->ops->stream_destroy(left);
         assert_true(way == NOBODY ? is_raised(&flag) : atomic_load(&flag));
         if (way != END)
-            r.ops->stream_destroy(left);
-        r.ops->stream_destroy(other);
-        r.ops->event_destroy(event);
+            r->ops->stream_destroy(left);
     }
-    rig_close(&r);
 }
 
 /* An entry that is held until it is let go, and who runs it. */
@@ -239,26 +232,21 @@ TEST(test_many_waiters)
             assert_int_equal(counts[1 + i], CROWD_ENTRIES);
         }
         assert_int_equal(counts[0], CROWD * CROWD_ENTRIES);
-        rig_give_shared(&r, counts);
         r.ops->stream_destroy(stream);
         rig_close(&r);
     }
 }
 
 /* An error of what a waiter runs is that of the stream. */
-TEST(test_error_of_left_work)
+RIG_TEST(test_error_of_left_work)
 {
-    rig r;
-    rig_open(&r, NULL);
-    kvf_stream *stream = open_waited(&r);
-    char *bytes = rig_memory(&r, 1), seen = 0;
-    RIG_OK(rig_fail(&r, stream));
-    RIG_OK(r.ops->fill(stream, bytes, 'X', 1));
-    assert_int_equal(r.ops->stream_wait(stream), KVF_CORRUPT);
-    assert_int_equal(r.ops->stream_wait(stream), KVF_CORRUPT);
-    rig_put(&r, &seen, bytes, 1);
+    kvf_stream *stream = open_waited(r);
+    char *bytes = rig_memory(r, 1), seen = 0;
+    RIG_OK(rig_fail(r, stream));
+    RIG_OK(r->ops->fill(stream, bytes, 'X', 1));
+    assert_int_equal(r->ops->stream_wait(stream), KVF_CORRUPT);
+    assert_int_equal(r->ops->stream_wait(stream), KVF_CORRUPT);
+    rig_put(r, &seen, bytes, 1);
     assert_int_equal(seen, 0);
-    r.ops->memory_free(r.device, bytes);
-    r.ops->stream_destroy(stream);
-    rig_close(&r);
+    r->ops->stream_destroy(stream);
 }

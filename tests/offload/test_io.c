@@ -11,7 +11,6 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
-#include <sys/wait.h>
 #include <sys/xattr.h>
 #include <unistd.h>
 
@@ -168,16 +167,25 @@ TEST(refused_by_the_hook)
     close_context(context);
 }
 
-/* In a process of its own: 0 if an engine opens that moves bytes. */
-static int engine_works(const char *wanted)
+/* A way to refuse a ring, and the engine that opens instead; NULL: any. */
+typedef struct refused {
+    void (*refuse)(void);
+    const char *engine;
+} refused;
+
+/* 0 if it moves bytes. */
+static int engine_works(const void *user)
 {
+    const refused *row = user;
+    row->refuse();
     kvf_context *context = open_context();
     const int file = temporary_file();
     char bytes[16] = "bytes";
     const struct iovec piece = {bytes, sizeof bytes};
     uint64_t sum = 0;
     kvf_io *io = NULL;
-    if (kvf_io_open(context, 64, &io) != KVF_OK || (wanted && strcmp(io->ops->name, wanted) != 0))
+    if (kvf_io_open(context, 64, &io) != KVF_OK ||
+        (row->engine && strcmp(io->ops->name, row->engine) != 0))
         return 1;
     const kvf_extents e = {.context = context,
                            .io = io,
@@ -211,26 +219,14 @@ static void refuse_memory(void)
     (void)setrlimit(RLIMIT_MEMLOCK, &(struct rlimit){0, 0});
 }
 
-static void in_a_child(void (*refuse)(void), const char *wanted)
-{
-    const pid_t child = fork();
-    assert_true(child >= 0);
-    if (child == 0) {
-        alarm(30);
-        refuse();
-        _exit(engine_works(wanted));
-    }
-    int status;
-    assert_int_equal(waitpid(child, &status, 0), child);
-    assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
-}
-
 TEST(refused_by_the_system)
 {
-    in_a_child(refuse_making, "preadv");
-    in_a_child(refuse_entering, "preadv");
-    in_a_child(always_interrupted, "preadv");
-    in_a_child(refuse_memory, NULL); /* newer kernels do not count rings */
+    static const refused rows[] = {{refuse_making, "preadv"},
+                                   {refuse_entering, "preadv"},
+                                   {always_interrupted, "preadv"},
+                                   {refuse_memory, NULL}}; /* newer kernels do not count rings */
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        rig_in_child(engine_works, &rows[i]);
 }
 
 /* ---- new files ---- */
@@ -334,7 +330,7 @@ TEST(names_of_any_length)
 }
 
 /* In a process that RLIMIT_FSIZE holds, and that SIGXFSZ would end: 0 if it is told, and lives. */
-static int limited(void)
+static int limited(const void *user)
 {
     kvf_context *context = open_context();
     int file;
@@ -354,13 +350,7 @@ static int limited(void)
 
 TEST(a_limit_of_file_sizes_is_named)
 {
-    int ended;
-    const pid_t child = fork();
-    assert_true(child >= 0);
-    if (child == 0)
-        _exit(limited());
-    assert_int_equal(waitpid(child, &ended, 0), child);
-    assert_int_equal(ended, 0);
+    rig_in_child(limited, NULL);
 }
 
 /* The access list of a shared folder's file; where the file system has such lists. */

@@ -13,7 +13,6 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "extents.h"
@@ -226,8 +225,14 @@ static void close_descriptors(void)
 
 /* Some requests are in the kernel, some in the queue, some held back. Each of them comes back, as
  * what was asked for or with the error, and so does what is asked for later. */
-static int all_come_back(void (*strike)(void), int code)
+typedef struct blow {
+    void (*strike)(void);
+    int code;
+} blow;
+
+static int all_come_back(const void *user)
 {
+    const int code = ((const blow *)user)->code;
     ring_rig r;
     kvf_io_result result;
     uint32_t back = 0, failed = 0;
@@ -240,7 +245,7 @@ static int all_come_back(void (*strike)(void), int code)
     kvf_io_begin(r.io);
     for (uint32_t tag = 2; tag < DEPTH; tag++)
         submit(&r, tag % 2, (tag % 2 ? r.from : r.to) + tag * EXTENT, tag * EXTENT, tag);
-    strike();
+    ((const blow *)user)->strike();
     for (uint32_t i = 0; i < DEPTH; i++) {
         r.io->ops->wait(r.io, &result);
         back |= 1u << result.tag;
@@ -260,21 +265,9 @@ static int all_come_back(void (*strike)(void), int code)
 
 static void works_no_more(void **state)
 {
-    static const struct {
-        void (*strike)(void);
-        int code;
-    } rows[] = {{deny_entering, EPERM}, {close_descriptors, EBADF}};
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        int status;
-        const pid_t child = fork();
-        assert_true(child >= 0);
-        if (child == 0) {
-            alarm(30);
-            _exit(all_come_back(rows[i].strike, rows[i].code));
-        }
-        assert_int_equal(waitpid(child, &status, 0), child);
-        assert_int_equal(status, 0);
-    }
+    static const blow rows[] = {{deny_entering, EPERM}, {close_descriptors, EBADF}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        rig_in_child(all_come_back, &rows[i]);
 }
 
 /* A kernel that always lags is given up, too. */
@@ -353,29 +346,26 @@ static void kept_or_not_the_same_bytes(void **state)
     }
 }
 
-/* In a process of its own, that may lock no memory. */
+static int keep_without_memlock(const void *user)
+{
+    ring_rig r;
+    /* The kernel asks for the right to lock when a ring is made. */
+    if (setrlimit(RLIMIT_MEMLOCK, &(struct rlimit){0, 0}) != 0 ||
+        (geteuid() == 0 && setuid(65534) != 0))
+        return 0; /* this machine has no such limit */
+    open_ring(&r, DEPTH);
+    if (!has_ring(&r))
+        return 0; /* older kernels count the ring itself */
+    keep_some(&r);
+    if (r.fault.notes != 1 || r.io->kept_buffers || !r.io->kept_files)
+        return 1;
+    move_all(&r);
+    return 0;
+}
+
 static void kept_without_memlock(void **state)
 {
-    const pid_t child = fork();
-    assert_true(child >= 0);
-    if (child == 0) {
-        ring_rig r;
-        /* The kernel asks for the right to lock when a ring is made. */
-        if (setrlimit(RLIMIT_MEMLOCK, &(struct rlimit){0, 0}) != 0 ||
-            (geteuid() == 0 && setuid(65534) != 0))
-            _exit(0); /* this machine has no such limit */
-        open_ring(&r, DEPTH);
-        if (!has_ring(&r))
-            _exit(0); /* older kernels count the ring itself */
-        keep_some(&r);
-        if (r.fault.notes != 1 || r.io->kept_buffers || !r.io->kept_files)
-            _exit(1);
-        move_all(&r);
-        _exit(0);
-    }
-    int status;
-    assert_int_equal(waitpid(child, &status, 0), child);
-    assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    rig_in_child(keep_without_memlock, NULL);
 }
 
 /* ---- past the page cache ---- */

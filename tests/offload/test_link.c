@@ -149,7 +149,6 @@ TEST(test_wrong_bytes)
 {
     link_rig l;
     kvf_link_result r;
-    kvf_error error;
     open_link(&l);
     kvf_link_case c = small_case();
     c.pages = 1024; /* the whole pool */
@@ -158,7 +157,7 @@ TEST(test_wrong_bytes)
     for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
         l.bench->pool.arenas[0].host[places[i]] ^= 1;
         assert_int_equal(kvf_link_measure(l.bench, &c, NULL, &r), KVF_CORRUPT);
-        assert_non_null(strstr(rig_error(&l.r, &error), "did not arrive whole"));
+        RIG_TELLS(&l.r, "did not arrive whole");
         l.bench->pool.arenas[0].host[places[i]] ^= 1;
     }
     RIG_OK(kvf_link_measure(l.bench, &c, NULL, &r));
@@ -183,14 +182,13 @@ TEST(test_bad_cases)
 {
     link_rig l;
     kvf_link_result r;
-    kvf_error error;
     kvf_link_case c = small_case();
     open_link(&l);
     refusals_check(
         &(refusals){.path = "tests/offload/link.refusals", .call = measure_row, .user = &l});
     c.size = 8;
     assert_int_equal(kvf_link_measure(l.bench, &c, NULL, &r), KVF_INVALID);
-    assert_non_null(strstr(rig_error(&l.r, &error), "size = 8"));
+    RIG_TELLS(&l.r, "size = 8");
     close_link(&l);
 }
 

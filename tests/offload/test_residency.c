@@ -47,7 +47,7 @@ static void open_world(world *w, uint32_t slots)
                                  .slots = slots,
                                  .slot_bytes = 256};
     RIG_OK(kvf_residency_create(&shape, &w->residency));
-    RIG_OK(w->r.ops->stream_create(w->r.device, KVF_PRIORITY_NORMAL, &w->stream));
+    w->stream = rig_stream(&w->r);
     step_tables *t = w->t = rig_shared(&w->r, sizeof *t);
     for (uint32_t b = 0; b < BLOCKS; b++)
         t->block_of[b] = (b * 7 + 3) % BLOCKS;
@@ -76,8 +76,6 @@ static void open_world(world *w, uint32_t slots)
 
 static void close_world(world *w)
 {
-    rig_give_shared(&w->r, w->t);
-    w->r.ops->stream_destroy(w->stream);
     kvf_residency_destroy(&w->residency);
     kvf_residency_destroy(&w->residency);
     rig_close(&w->r);
@@ -149,13 +147,11 @@ TEST(what_is_used_stays)
     close_world(&w);
 }
 
-TEST(shapes)
+RIG_TEST(shapes)
 {
-    rig r;
-    rig_open(&r, NULL);
     kvf_residency made;
     const kvf_residency good = {
-        .device = r.device, .heads = 1, .pages = 10, .slots = KVF_SLOT_WAYS, .is_tagged = 1};
+        .device = r->device, .heads = 1, .pages = 10, .slots = KVF_SLOT_WAYS, .is_tagged = 1};
     RIG_OK(kvf_residency_create(&good, &made)); /* direct: no bytes */
     assert_null(made.slot_memory);
     assert_non_null(made.tags);
@@ -165,5 +161,4 @@ TEST(shapes)
     bad.slots = 1u << 30;
     bad.slot_bytes = (size_t)1 << 20;
     assert_int_equal(kvf_residency_create(&bad, &made), KVF_OUT_OF_DEVICE_MEMORY);
-    rig_close(&r);
 }

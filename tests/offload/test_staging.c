@@ -44,15 +44,14 @@ TEST(test_against_model)
         rig r;
         rig_open(&r, NULL);
         kvf_staging *staging = open_ring(&r, depth);
-        kvf_stream *stream;
-        RIG_OK(r.ops->stream_create(r.device, KVF_PRIORITY_NORMAL, &stream));
+        kvf_stream *stream = rig_stream(&r);
         atomic_uint permits;
         atomic_init(&permits, 0);
         atomic_uint *pointer = &permits;
         kvf_chunk held[4];
         kvf_event *fired[4]; /* after the ring's own event on the same stream */
         for (uint32_t i = 0; i < depth; i++)
-            RIG_OK(r.ops->event_create(r.device, false, &fired[i]));
+            fired[i] = rig_event(&r);
         uint32_t reserved = 0, submitted = 0, completed = 0, busy = 0;
         for (uint32_t step = 0; step < 600; step++) {
             uint32_t dice = rig_below(&random, 3);
@@ -86,9 +85,6 @@ TEST(test_against_model)
         assert_true(busy > 0);
         atomic_fetch_add(&permits, submitted - completed);
         RIG_OK(r.ops->stream_wait(stream));
-        for (uint32_t i = 0; i < depth; i++)
-            r.ops->event_destroy(fired[i]);
-        r.ops->stream_destroy(stream);
         kvf_staging_destroy(staging);
         rig_close(&r);
     }
@@ -103,8 +99,7 @@ TEST(test_bytes_arrive)
         rig r;
         rig_open(&r, &(rig_config){.threads = 1, .delay_seed = depth});
         kvf_staging *staging = open_ring(&r, depth);
-        kvf_stream *stream;
-        RIG_OK(r.ops->stream_create(r.device, KVF_PRIORITY_NORMAL, &stream));
+        kvf_stream *stream = rig_stream(&r);
         memset(arrived, 0xee, sizeof arrived);
         for (uint32_t i = 0; i < CHUNKS; i++) {
             kvf_chunk chunk;
@@ -118,7 +113,6 @@ TEST(test_bytes_arrive)
         for (uint32_t i = 0; i < CHUNKS; i++)
             for (size_t b = 0; b < CHUNK; b += 511)
                 assert_int_equal(arrived[i][b], (i * 7 + depth) & 0xff);
-        r.ops->stream_destroy(stream);
         kvf_staging_destroy(staging);
         rig_close(&r);
     }

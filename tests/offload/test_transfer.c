@@ -42,35 +42,11 @@ static void check_counters(kvf_transfer_engine *engine, const kvf_transfer_confi
 static void run_plan(rig *r, kvf_transfer_config *config, const plan *p)
 {
     bench_memory m;
-    kvf_transfer_engine *engine;
-    kvf_stream *streams[2];
-    atomic_uint wrong;
-    atomic_init(&wrong, 0);
-    transfer_open_memory(r, p, &m);
-    config->pool = &m.pool.memory;
-    RIG_OK(kvf_transfer_open(r->device, config, &engine));
+    kvf_transfer_engine *engine = transfer_run(r, config, p, &m);
     assert_int_equal(kvf_transfer_method(engine), config->method);
-    for (uint32_t i = 0; i < 2; i++)
-        RIG_OK(r->ops->stream_create(r->device, KVF_PRIORITY_NORMAL, &streams[i]));
-    uint32_t tickets[REQUESTS];
-    /* Join two requests later, so that several are in flight, on alternating streams. */
-    for (uint32_t q = 0; q < REQUESTS + 2; q++) {
-        if (q < REQUESTS)
-            transfer_enqueue(r, engine, p, &m, q, streams[q % 2], &tickets[q]);
-        if (q < 2)
-            continue;
-        check_args check = {p, &m, q - 2, &wrong};
-        RIG_OK(kvf_transfer_join(engine, tickets[q - 2], streams[q % 2]));
-        transfer_check(r, &check, streams[q % 2]);
-    }
-    for (uint32_t i = 0; i < 2; i++)
-        RIG_OK(r->ops->stream_wait(streams[i]));
-    assert_int_equal(atomic_load(&wrong), 0);
     check_counters(engine, config, p);
-    for (uint32_t i = 0; i < 2; i++)
-        r->ops->stream_destroy(streams[i]);
     kvf_transfer_close(engine);
-    transfer_close_memory(r, &m);
+    kvf_page_pool_destroy(&m.pool);
 }
 
 TEST(test_same_bytes)
@@ -153,21 +129,18 @@ TEST(test_choice)
 }
 
 /* Without a measurement no thread of the host takes part, whatever the size. */
-TEST(test_default)
+RIG_TEST(test_default)
 {
     const kvf_transfer_choice usual = kvf_transfer_choice_default();
     for (uint32_t b = 0; b < KVF_TRANSFER_BUCKETS; b++)
         assert_int_equal(usual.method[b], KVF_TRANSFER_MAPPED);
-    rig r;
-    rig_open(&r, NULL);
-    if (r.kind == KVF_DEVICE_CUDA) {
+    if (r->kind == KVF_DEVICE_CUDA) {
         kvf_transfer_engine *engine;
         const kvf_transfer_config config = transfer_engine_config(KVF_TRANSFER_AUTO, 4096);
-        RIG_OK(kvf_transfer_open(r.device, &config, &engine));
+        RIG_OK(kvf_transfer_open(r->device, &config, &engine));
         assert_int_equal(kvf_transfer_method(engine), KVF_TRANSFER_MAPPED);
         kvf_transfer_close(engine);
     }
-    rig_close(&r);
 }
 
 static void hold(const void *raw, uint32_t task)
@@ -180,30 +153,27 @@ static void hold(const void *raw, uint32_t task)
 }
 
 /* The named limit: requests_max in flight, then busy with nothing queued, then room again. */
-TEST(test_busy)
+RIG_TEST(test_busy)
 {
     static plan p;
-    rig r;
     bench_memory m;
     kvf_transfer_engine *engine;
-    kvf_stream *stream;
-    rig_open(&r, NULL);
     rig_random random = rig_seed("busy", 3);
     plan_make(&p, &random, 4096);
-    transfer_open_memory(&r, &p, &m);
+    transfer_open_memory(r, &p, &m);
     kvf_transfer_config config = transfer_engine_config(KVF_TRANSFER_GATHER, 4096);
     config.requests_max = 2;
     config.pool = &m.pool.memory;
-    RIG_OK(kvf_transfer_open(r.device, &config, &engine));
-    RIG_OK(r.ops->stream_create(r.device, KVF_PRIORITY_NORMAL, &stream));
+    RIG_OK(kvf_transfer_open(r->device, &config, &engine));
+    kvf_stream *stream = rig_stream(r);
     atomic_int is_open;
     atomic_init(&is_open, 0);
     atomic_int *pointer = &is_open;
     uint32_t tickets[3];
     RIG_OK(kvf_transfer_wait_room(engine)); /* nothing to wait for yet */
-    RIG_OK(r.ops->host_call(stream, hold, &pointer, sizeof pointer));
-    transfer_enqueue(&r, engine, &p, &m, 1, stream, &tickets[0]);
-    transfer_enqueue(&r, engine, &p, &m, 2, stream, &tickets[1]);
+    RIG_OK(r->ops->host_call(stream, hold, &pointer, sizeof pointer));
+    transfer_enqueue(r, engine, &p, &m, 1, stream, &tickets[0]);
+    transfer_enqueue(r, engine, &p, &m, 2, stream, &tickets[1]);
     kvf_transfer_request request = {
         .from = m.device->from[3], .to = m.device->to[3], .count = &m.device->count[3]};
     assert_int_equal(kvf_transfer_submit(engine, &request, stream, &tickets[2]), KVF_BUSY);
@@ -212,43 +182,37 @@ TEST(test_busy)
     assert_int_equal(stats.pages, 0);
     atomic_store(&is_open, 1);
     RIG_OK(kvf_transfer_wait_room(engine));
-    transfer_enqueue(&r, engine, &p, &m, 3, stream, &tickets[2]);
+    transfer_enqueue(r, engine, &p, &m, 3, stream, &tickets[2]);
     assert_int_equal(tickets[2], tickets[1] + 1);
     RIG_OK(kvf_transfer_join(engine, tickets[0], stream)); /* its place is taken: long done */
     RIG_OK(kvf_transfer_join(engine, tickets[1], stream));
     RIG_OK(kvf_transfer_join(engine, tickets[2], stream));
-    RIG_OK(r.ops->stream_wait(stream));
+    RIG_OK(r->ops->stream_wait(stream));
     kvf_transfer_stats_read(engine, &stats);
     assert_int_equal(stats.pages, p.count[1] + p.count[2] + p.count[3]);
-    r.ops->stream_destroy(stream);
     kvf_transfer_close(engine);
-    transfer_close_memory(&r, &m);
-    rig_close(&r);
+    kvf_page_pool_destroy(&m.pool);
 }
 
-TEST(test_direct)
+RIG_TEST(test_direct)
 {
-    rig r;
     kvf_transfer_engine *engine;
-    kvf_stream *stream;
     kvf_device_properties properties;
-    rig_open(&r, NULL);
-    r.ops->properties(r.device, &properties);
+    r->ops->properties(r->device, &properties);
     kvf_transfer_config config = transfer_engine_config(KVF_TRANSFER_DIRECT, 4096);
     if (!properties.shares_host_memory) {
-        assert_int_equal(kvf_transfer_open(r.device, &config, &engine), KVF_UNSUPPORTED);
+        assert_int_equal(kvf_transfer_open(r->device, &config, &engine), KVF_UNSUPPORTED);
         assert_null(engine);
-        rig_close(&r);
         return;
     }
-    RIG_OK(r.ops->stream_create(r.device, KVF_PRIORITY_NORMAL, &stream));
+    kvf_stream *stream = rig_stream(r);
     config.method = KVF_TRANSFER_AUTO;
-    RIG_OK(kvf_transfer_open(r.device, &config, &engine));
+    RIG_OK(kvf_transfer_open(r->device, &config, &engine));
     assert_int_equal(kvf_transfer_method(engine), KVF_TRANSFER_DIRECT);
     assert_string_equal(kvf_transfer_name(kvf_transfer_method(engine)), "direct");
     assert_string_equal(kvf_transfer_name(KVF_TRANSFER_AUTO), "auto");
     uint64_t host_bytes, device_bytes;
-    kvf_transfer_needs(r.device, &config, &host_bytes, &device_bytes);
+    kvf_transfer_needs(r->device, &config, &host_bytes, &device_bytes);
     assert_int_equal(host_bytes + device_bytes, 0);
     char page[64] = "there", slot[64] = "untouched";
     const void *from = page;
@@ -260,9 +224,7 @@ TEST(test_direct)
         RIG_OK(kvf_transfer_join(engine, ticket, stream));
     }
     RIG_OK(kvf_transfer_wait_room(engine));
-    RIG_OK(r.ops->stream_wait(stream));
+    RIG_OK(r->ops->stream_wait(stream));
     assert_string_equal(slot, "untouched");
     kvf_transfer_close(engine);
-    r.ops->stream_destroy(stream);
-    rig_close(&r);
 }

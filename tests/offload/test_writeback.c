@@ -27,24 +27,14 @@ static void open_sides(rig *r, both_sides *s)
 {
     kvf_host_memory_config pool = {
         .bytes = BYTES, .granule = BYTES, .node = -1, .touch_threads = 1};
-    void *memory;
     static char mirror[BYTES];
     s->device_mirror = mirror;
-    RIG_OK(r->ops->memory_alloc(r->device, BYTES, &memory));
-    s->device = memory;
+    s->device = rig_memory(r, BYTES);
     RIG_OK(kvf_host_memory_create(r->context, r->device, &pool, &s->pool));
-    RIG_OK(r->ops->stream_create(r->device, KVF_PRIORITY_LOW, &s->stream));
+    s->stream = rig_stream(r);
     for (size_t b = 0; b < BYTES; b++)
         mirror[b] = (char)(b * 31 + (b >> 9));
-    RIG_OK(r->ops->copy(s->stream, s->device, mirror, BYTES));
-    RIG_OK(r->ops->stream_wait(s->stream));
-}
-
-static void close_sides(rig *r, both_sides *s)
-{
-    r->ops->stream_destroy(s->stream);
-    kvf_host_memory_destroy(r->context, &s->pool);
-    r->ops->memory_free(r->device, s->device);
+    rig_put(r, s->device, mirror, BYTES);
 }
 
 /* Blocks from[i] -> to[i]; returns the copies that it took. */
@@ -75,38 +65,32 @@ static uint64_t write_back(rig *r, both_sides *s, const uint32_t *from, const ui
     return copies;
 }
 
-TEST(test_merges)
+RIG_TEST(test_merges)
 {
-    rig r;
     both_sides s;
-    rig_open(&r, NULL);
-    open_sides(&r, &s);
+    open_sides(r, &s);
     const uint32_t up[] = {3, 4, 5, 6}, far[] = {10, 11, 12, 13}, down[] = {9, 8, 7, 6};
     const uint32_t gap[] = {20, 21, 30, 31};
-    assert_int_equal(write_back(&r, &s, up, far, 4, 0), 1);
-    assert_int_equal(write_back(&r, &s, up, down, 4, 0), 4);
-    assert_int_equal(write_back(&r, &s, down, down, 4, 0), 4);
-    assert_int_equal(write_back(&r, &s, up, gap, 4, 0), 2);
-    assert_int_equal(write_back(&r, &s, gap, up, 4, 0), 2);
-    assert_int_equal(write_back(&r, &s, up, far, 0, 0), 0);
-    assert_int_equal(write_back(&r, &s, up, far, 1, 0), 1);
-    close_sides(&r, &s);
-    rig_close(&r);
+    assert_int_equal(write_back(r, &s, up, far, 4, 0), 1);
+    assert_int_equal(write_back(r, &s, up, down, 4, 0), 4);
+    assert_int_equal(write_back(r, &s, down, down, 4, 0), 4);
+    assert_int_equal(write_back(r, &s, up, gap, 4, 0), 2);
+    assert_int_equal(write_back(r, &s, gap, up, 4, 0), 2);
+    assert_int_equal(write_back(r, &s, up, far, 0, 0), 0);
+    assert_int_equal(write_back(r, &s, up, far, 1, 0), 1);
+    kvf_host_memory_destroy(r->context, &s.pool);
 }
 
-TEST(test_splits)
+RIG_TEST(test_splits)
 {
-    rig r;
     both_sides s;
     uint32_t all[BLOCKS];
-    rig_open(&r, NULL);
-    open_sides(&r, &s);
+    open_sides(r, &s);
     for (uint32_t i = 0; i < BLOCKS; i++)
         all[i] = i;
     for (size_t chunk = 1000; chunk <= BYTES + 1000; chunk += 7001)
-        assert_int_equal(write_back(&r, &s, all, all, BLOCKS, chunk), (BYTES + chunk - 1) / chunk);
-    close_sides(&r, &s);
-    rig_close(&r);
+        assert_int_equal(write_back(r, &s, all, all, BLOCKS, chunk), (BYTES + chunk - 1) / chunk);
+    kvf_host_memory_destroy(r->context, &s.pool);
 }
 
 TEST(test_random)
@@ -128,6 +112,6 @@ TEST(test_random)
         uint64_t copies = write_back(&r, &s, from, to, count, 4 * BLOCK_BYTES);
         assert_true(copies <= count);
     }
-    close_sides(&r, &s);
+    kvf_host_memory_destroy(r.context, &s.pool);
     rig_close(&r);
 }

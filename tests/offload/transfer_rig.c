@@ -29,29 +29,19 @@ static char *source_host(const bench_memory *m, uint32_t source)
 
 void transfer_open_memory(rig *r, const plan *p, bench_memory *m)
 {
-    void *memory;
     kvf_host_memory_config pool = {.node = -1,
                                    .huge_pages = KVF_HUGE_PAGES_OFF,
                                    .touch_threads = 1,
                                    .arena_bytes_max = 64 * p->page_bytes};
     RIG_OK(
         kvf_page_pool_create(r->context, r->device, &pool, NULL, p->page_bytes, SOURCES, &m->pool));
-    RIG_OK(r->ops->memory_alloc(r->device, REQUESTS * plan_region_bytes(p), &memory));
-    m->slots = memory;
+    m->slots = rig_memory(r, REQUESTS * plan_region_bytes(p));
     m->mirror = rig_shared(r, REQUESTS * plan_region_bytes(p));
     m->device = rig_shared(r, sizeof *m->device);
     for (uint32_t s = 0; s < SOURCES; s++)
         for (size_t b = 0; b < p->page_bytes; b++)
             source_host(m, s)[b] = (char)(s * 131 + b * 7 + (b >> 8));
     rig_set(r, m->slots, GUARD, REQUESTS * plan_region_bytes(p));
-}
-
-void transfer_close_memory(rig *r, bench_memory *m)
-{
-    rig_give_shared(r, m->device);
-    rig_give_shared(r, m->mirror);
-    r->ops->memory_free(r->device, m->slots);
-    kvf_page_pool_destroy(&m->pool);
 }
 
 void plan_make(plan *p, rig_random *random, size_t page_bytes)
@@ -149,4 +139,31 @@ kvf_transfer_config transfer_engine_config(kvf_transfer method, size_t page_byte
                                  .depth = 3,
                                  .gather_threads = 1,
                                  .memory = {.node = -1, .touch_threads = 1}};
+}
+
+kvf_transfer_engine *transfer_run(rig *r, kvf_transfer_config *config, const plan *p,
+                                  bench_memory *m)
+{
+    kvf_transfer_engine *engine;
+    kvf_stream *const streams[] = {rig_stream(r), rig_stream(r)};
+    uint32_t tickets[REQUESTS];
+    atomic_uint wrong;
+    atomic_init(&wrong, 0);
+    transfer_open_memory(r, p, m);
+    config->pool = &m->pool.memory;
+    RIG_OK(kvf_transfer_open(r->device, config, &engine));
+    /* Join two requests later, so that several are in flight, on alternating streams. */
+    for (uint32_t q = 0; q < REQUESTS + 2; q++) {
+        if (q < REQUESTS)
+            transfer_enqueue(r, engine, p, m, q, streams[q % 2], &tickets[q]);
+        if (q < 2)
+            continue;
+        check_args check = {p, m, q - 2, &wrong};
+        RIG_OK(kvf_transfer_join(engine, tickets[q - 2], streams[q % 2]));
+        transfer_check(r, &check, streams[q % 2]);
+    }
+    for (uint32_t i = 0; i < 2; i++)
+        RIG_OK(r->ops->stream_wait(streams[i]));
+    assert_int_equal(atomic_load(&wrong), 0);
+    return engine;
 }

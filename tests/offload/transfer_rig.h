@@ -47,8 +47,8 @@ size_t plan_region_bytes(const plan *p);
 
 void plan_make(plan *p, rig_random *random, size_t page_bytes);
 
+/* All but the pool goes with the rig. */
 void transfer_open_memory(rig *r, const plan *p, bench_memory *m);
-void transfer_close_memory(rig *r, bench_memory *m);
 
 typedef struct write_args {
     const plan *plan;
@@ -74,6 +74,11 @@ void transfer_check(rig *r, const check_args *check, kvf_stream *stream);
 /* Fills the tables on the stream and submits; waits for room where there is none. */
 void transfer_enqueue(rig *r, kvf_transfer_engine *engine, const plan *p, const bench_memory *m,
                       uint32_t q, kvf_stream *stream, uint32_t *ticket);
+
+/* Memory and an engine for a plan, which brings all requests: right bytes, and nothing else is
+ * touched. The caller closes the engine and the pool. */
+kvf_transfer_engine *transfer_run(rig *r, kvf_transfer_config *config, const plan *p,
+                                  bench_memory *m);
 
 kvf_transfer_config transfer_engine_config(kvf_transfer method, size_t page_bytes);
 
