@@ -518,44 +518,59 @@ TEST(test_headroom_of_this_machine)
 
 /* ---- cgroups ---- */
 
-/* The room; *file is where its limit is. */
-static uint64_t read_tree(const rig_tree *t, const char **file)
+/* A file of the tree, and what is read then; SKIP: another file comes first. */
+typedef struct tree_step {
+    const char *path, *text;
+    uint64_t want;
+    const char *file; /* where the limit is; NULL: any */
+} tree_step;
+
+#define SKIP (UINT64_MAX - 1)
+
+#define WALK_TREE(read, steps) walk_tree((read), (steps), sizeof(steps) / sizeof *(steps))
+
+static void walk_tree(uint64_t (*read)(const char *proc, const char *sys, const char **file),
+                      const tree_step *steps, size_t count)
 {
+    const char *file = "";
     char proc[128], sys[128];
-    snprintf(proc, sizeof proc, "%s/self", t->root);
-    snprintf(sys, sizeof sys, "%s/fs", t->root);
-    return kvf_cgroup_headroom(proc, sys, file);
+    rig_tree t = {.root = "/tmp/kvf-cgroup-XXXXXX"};
+    assert_non_null(mkdtemp(t.root));
+    snprintf(proc, sizeof proc, "%s/self", t.root);
+    snprintf(sys, sizeof sys, "%s/fs", t.root);
+    assert_true(read(proc, sys, &file) == UINT64_MAX); /* no file at all */
+    for (size_t i = 0; i < count; i++) {
+        rig_tree_put(&t, steps[i].path, steps[i].text);
+        const uint64_t found = read(proc, sys, &file);
+        if (steps[i].want != SKIP && found != steps[i].want)
+            fail_msg("%s: %llu", steps[i].path, (unsigned long long)found);
+        if (steps[i].file)
+            assert_string_equal(file, steps[i].file);
+    }
+    rig_tree_remove(&t);
 }
 
 TEST(test_cgroup_v2)
 {
-    const char *file;
-    rig_tree t = {.root = "/tmp/kvf-cgroup-XXXXXX"};
-    assert_non_null(mkdtemp(t.root));
-    assert_true(read_tree(&t, &file) == UINT64_MAX); /* no file at all */
-    rig_tree_put(&t, "self", "0::/a/b\n");
-    rig_tree_put(&t, "fs/a/b/memory.max", "max\n");
-    rig_tree_put(&t, "fs/a/b/memory.current", "1000\n");
-    assert_true(read_tree(&t, &file) == UINT64_MAX);
-    /* The parent has the limit; its file cache is room. */
-    rig_tree_put(&t, "fs/a/memory.max", "10000\n");
-    rig_tree_put(&t, "fs/a/memory.current", "7000\n");
-    assert_true(read_tree(&t, &file) == 3000);
-    rig_tree_put(&t, "fs/a/memory.stat",
-                 "anon 4000\ninactive_file 500\nactive_file 250\nother 9\n");
-    assert_true(read_tree(&t, &file) == 3750);
-    /* The nearer limit is tighter. */
-    rig_tree_put(&t, "fs/a/b/memory.max", "1200\n");
-    assert_true(read_tree(&t, &file) == 200);
-    rig_tree_put(&t, "fs/a/b/memory.current", "5000\n");
-    assert_true(read_tree(&t, &file) == 0);
-    rig_tree_remove(&t);
+    static const tree_step steps[] = {
+        {"self", "0::/a/b\n", SKIP, NULL},
+        {"fs/a/b/memory.max", "max\n", SKIP, NULL},
+        {"fs/a/b/memory.current", "1000\n", UINT64_MAX, NULL},
+        /* The parent has the limit; its file cache is room. */
+        {"fs/a/memory.max", "10000\n", SKIP, NULL},
+        {"fs/a/memory.current", "7000\n", 3000, NULL},
+        {"fs/a/memory.stat", "anon 4000\ninactive_file 500\nactive_file 250\nother 9\n", 3750,
+         NULL},
+        /* The nearer limit is tighter. */
+        {"fs/a/b/memory.max", "1200\n", 200, NULL},
+        {"fs/a/b/memory.current", "5000\n", 0, NULL},
+    };
+    WALK_TREE(kvf_cgroup_headroom, steps);
 }
 
 /* A virtual machine that shows 8 GiB, of which 6 are free, and gets more as it uses them. */
-TEST(test_memory_that_grows)
+RIG_TEST(test_memory_that_grows)
 {
-    rig r;
     char proc[128];
     rig_tree t = {.root = "/tmp/kvf-meminfo-XXXXXX"};
     kvf_host_memory_config config = plain(16 * GIB, 4096);
@@ -563,96 +578,77 @@ TEST(test_memory_that_grows)
     snprintf(proc, sizeof proc, "%s/meminfo", t.root);
     assert_true(kvf_machine_headroom(proc, 64 * GIB) == UINT64_MAX); /* no file */
     rig_tree_put(&t, "meminfo", "MemTotal: 8388608 kB\nMemFree: 99 kB\nMemAvailable: 6291456 kB\n");
-    rig_open(&r, NULL);
     kvf_headroom h = plenty;
     h.hugetlb_free = 0;
     /* Its limit is above what it shows: memory comes until there. */
     h.cgroup = 20 * GIB;
     h.node_free = kvf_machine_headroom(proc, h.cgroup);
-    RIG_OK(kvf_host_memory_preflight(r.context, &h, &config));
+    RIG_OK(kvf_host_memory_preflight(r->context, &h, &config));
     h.cgroup = 12 * GIB;
     h.node_free = kvf_machine_headroom(proc, h.cgroup);
-    expect_refusal(&r, &h, &config, KVF_OUT_OF_MEMORY,
-                   (const char *const[]){"memory.max", "12.00 GiB", NULL});
+    expect_refusal(r, &h, &config);
+    RIG_TELLS(r, "memory.max", "12.00 GiB");
     /* No limit, or one below what there is, says nothing of growth. */
     assert_true(kvf_machine_headroom(proc, UINT64_MAX) == 6 * GIB);
     assert_true(kvf_machine_headroom(proc, 7 * GIB) == 6 * GIB);
     assert_true(kvf_machine_growth(proc, true) == KVF_MACHINE_GROWTH_MAX * 8 * GIB);
     assert_true(kvf_machine_growth(proc, false) == 0);
-    rig_close(&r);
     rig_tree_remove(&t);
 }
 
 TEST(test_cgroup_v1)
 {
-    const char *file;
-    rig_tree t = {.root = "/tmp/kvf-cgroup-XXXXXX"};
-    assert_non_null(mkdtemp(t.root));
-    rig_tree_put(&t, "self", "9:name=systemd:/\n4:memory:/box/x\n3:cpuset:/\n0::/\n");
-    rig_tree_put(&t, "fs/memory/memory.limit_in_bytes", "9223372036854771712\n");
-    rig_tree_put(&t, "fs/memory/memory.usage_in_bytes", "77\n");
-    assert_true(read_tree(&t, &file) == UINT64_MAX);
-    rig_tree_put(&t, "fs/memory/box/memory.limit_in_bytes", "5000\n");
-    rig_tree_put(&t, "fs/memory/box/memory.usage_in_bytes", "1500\n");
-    rig_tree_put(&t, "fs/memory/box/memory.stat",
-                 "cache 1\ninactive_file 9\ntotal_inactive_file 100\n");
-    assert_true(read_tree(&t, &file) == 3600);
-    assert_string_equal(file, "memory.limit_in_bytes");
-    rig_tree_put(&t, "fs/memory.max", "4000\n"); /* both: the smaller room */
-    rig_tree_put(&t, "fs/memory.current", "1000\n");
-    assert_true(read_tree(&t, &file) == 3000);
-    assert_string_equal(file, "memory.max");
-    rig_tree_remove(&t);
+    static const tree_step steps[] = {
+        {"self", "9:name=systemd:/\n4:memory:/box/x\n3:cpuset:/\n0::/\n", SKIP, NULL},
+        {"fs/memory/memory.limit_in_bytes", "9223372036854771712\n", SKIP, NULL},
+        {"fs/memory/memory.usage_in_bytes", "77\n", UINT64_MAX, NULL},
+        {"fs/memory/box/memory.limit_in_bytes", "5000\n", SKIP, NULL},
+        {"fs/memory/box/memory.usage_in_bytes", "1500\n", SKIP, NULL},
+        {"fs/memory/box/memory.stat", "cache 1\ninactive_file 9\ntotal_inactive_file 100\n", 3600,
+         "memory.limit_in_bytes"},
+        {"fs/memory.max", "4000\n", SKIP, NULL}, /* both: the smaller room */
+        {"fs/memory.current", "1000\n", 3000, "memory.max"},
+    };
+    WALK_TREE(kvf_cgroup_headroom, steps);
 }
 
 /* ---- time of CPUs ---- */
 
-static uint64_t read_cpus(const rig_tree *t)
+static uint64_t read_cpus(const char *proc, const char *sys, const char **file)
 {
-    char proc[128], sys[128];
-    snprintf(proc, sizeof proc, "%s/self", t->root);
-    snprintf(sys, sizeof sys, "%s/fs", t->root);
+    (void)file;
     return kvf_cgroup_cpus(proc, sys);
 }
 
 TEST(test_cpu_quota_v2)
 {
-    rig_tree t = {.root = "/tmp/kvf-cgroup-XXXXXX"};
-    assert_non_null(mkdtemp(t.root));
-    assert_true(read_cpus(&t) == UINT64_MAX);
-    rig_tree_put(&t, "self", "0::/box/pod\n");
-    rig_tree_put(&t, "fs/box/pod/cpu.max", "max 100000\n");
-    assert_true(read_cpus(&t) == UINT64_MAX);
-    rig_tree_put(&t, "fs/box/cpu.max", "350000 100000\n");
-    assert_true(read_cpus(&t) == 3500);
-    rig_tree_put(&t, "fs/box/pod/cpu.max", "20000 10000\n");
-    assert_true(read_cpus(&t) == 2000);
-    /* In a container whose mount begins at its own cgroup. */
-    rig_tree_put(&t, "self", "0::/of/the/host\n");
-    rig_tree_put(&t, "fs/cpu.max", "150000 100000\n");
-    assert_true(read_cpus(&t) == 1500);
-    rig_tree_put(&t, "fs/cpu.max", "");
-    assert_true(read_cpus(&t) == UINT64_MAX);
-    rig_tree_remove(&t);
+    static const tree_step steps[] = {
+        {"self", "0::/box/pod\n", SKIP, NULL},
+        {"fs/box/pod/cpu.max", "max 100000\n", UINT64_MAX, NULL},
+        {"fs/box/cpu.max", "350000 100000\n", 3500, NULL},
+        {"fs/box/pod/cpu.max", "20000 10000\n", 2000, NULL},
+        /* In a container whose mount begins at its own cgroup. */
+        {"self", "0::/of/the/host\n", SKIP, NULL},
+        {"fs/cpu.max", "150000 100000\n", 1500, NULL},
+        {"fs/cpu.max", "", UINT64_MAX, NULL},
+    };
+    WALK_TREE(read_cpus, steps);
 }
 
 TEST(test_cpu_quota_v1)
 {
-    rig_tree t = {.root = "/tmp/kvf-cgroup-XXXXXX"};
-    assert_non_null(mkdtemp(t.root));
-    rig_tree_put(&t, "self", "9:name=systemd:/\n4:cpuset:/x\n3:cpu,cpuacct:/box/x\n0::/\n");
-    rig_tree_put(&t, "fs/cpuset/x/cpu.cfs_quota_us", "1000\n"); /* of another controller */
-    rig_tree_put(&t, "fs/cpuset/x/cpu.cfs_period_us", "1000\n");
-    rig_tree_put(&t, "fs/cpu,cpuacct/box/x/cpu.cfs_quota_us", "-1\n");
-    rig_tree_put(&t, "fs/cpu,cpuacct/box/x/cpu.cfs_period_us", "100000\n");
-    assert_true(read_cpus(&t) == UINT64_MAX);
-    rig_tree_put(&t, "fs/cpu,cpuacct/box/cpu.cfs_quota_us", "600000\n");
-    rig_tree_put(&t, "fs/cpu,cpuacct/box/cpu.cfs_period_us", "100000\n");
-    assert_true(read_cpus(&t) == 6000);
-    rig_tree_put(&t, "fs/cpu/cpu.cfs_quota_us", "50000\n"); /* a mount of the controller's name */
-    rig_tree_put(&t, "fs/cpu/cpu.cfs_period_us", "100000\n");
-    assert_true(read_cpus(&t) == 500);
-    rig_tree_remove(&t);
+    static const tree_step steps[] = {
+        {"self", "9:name=systemd:/\n4:cpuset:/x\n3:cpu,cpuacct:/box/x\n0::/\n", SKIP, NULL},
+        {"fs/cpuset/x/cpu.cfs_quota_us", "1000\n", SKIP, NULL}, /* of another controller */
+        {"fs/cpuset/x/cpu.cfs_period_us", "1000\n", SKIP, NULL},
+        {"fs/cpu,cpuacct/box/x/cpu.cfs_quota_us", "-1\n", SKIP, NULL},
+        {"fs/cpu,cpuacct/box/x/cpu.cfs_period_us", "100000\n", UINT64_MAX, NULL},
+        {"fs/cpu,cpuacct/box/cpu.cfs_quota_us", "600000\n", SKIP, NULL},
+        {"fs/cpu,cpuacct/box/cpu.cfs_period_us", "100000\n", 6000, NULL},
+        {"fs/cpu/cpu.cfs_quota_us", "50000\n", SKIP, NULL}, /* a mount of the controller's name */
+        {"fs/cpu/cpu.cfs_period_us", "100000\n", 500, NULL},
+    };
+    WALK_TREE(read_cpus, steps);
 }
 
 /* One per core, as far as the quota goes; at least one. */
