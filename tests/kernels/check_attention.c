@@ -28,14 +28,13 @@
 typedef struct bounds {
     double logit; /* D */
     double out;
-    double values; /* max |v| */
 } bounds;
 
 /* `lost`: of a query, relative to it, before it meets a key. */
 static bounds bounds_of(const kvf_shape *s, double q_norm, double k_norm, double v_max, float scale,
                         size_t tokens, double lost)
 {
-    bounds b = {.values = v_max};
+    bounds b;
     b.logit = fabs((double)scale) * (CUT * s->head_dim + lost) * q_norm * k_norm;
     double factor = 2.0 * expm1(fmin(2.0 * b.logit, 1.0)) + CUT * (double)(tokens + 16);
     b.out = fmin(factor, 2.0) * v_max;
@@ -169,6 +168,42 @@ static void span_bounds(const kvf_shape *s, const kvf_span *span, double *k_norm
     }
 }
 
+/* Queries and spans of all lists. Returns what partial results over `tokens` may be off by. */
+static bounds make_lists(check *c, kvf_attend_args *a, size_t tokens, check_data data)
+{
+    const kvf_shape *s = &a->shape;
+    const size_t rows = (size_t)a->lists * a->group, all = (size_t)a->lists * a->spans_max;
+    void *q = check_in(c, rows * kvf_key_bytes(s));
+    kvf_span *spans = check_in(c, all * sizeof *spans);
+    double k_norm = 0.0, v_max = 0.0;
+    check_fill(c, q, s->dtype, rows * s->head_dim, data);
+    for (uint32_t i = 0; i < a->lists; i++)
+        make_spans(c, s, spans + (size_t)i * a->spans_max, a->spans_max, data);
+    for (size_t i = 0; i < all; i++)
+        span_bounds(s, &spans[i], &k_norm, &v_max);
+    a->q = q;
+    a->spans = spans;
+    a->span_count = check_counts(c, a->lists, a->spans_max);
+    v_max *= value_parts(c, s);
+    bounds b = bounds_of(s, check_norm(q, s->dtype, rows, s->head_dim), k_norm, v_max, a->scale,
+                         tokens, query_error(c, s));
+    b.out += weight_error(c, s->dtype, 2, tokens) * v_max;
+    return b;
+}
+
+/* Averages of values, and the logarithms of sums of exponentials of `tokens` logits. */
+static void *out_near(check *c, const kvf_shape *s, kvf_dtype dtype, size_t rows, const bounds *b)
+{
+    return check_near(c, "out", dtype, rows * kvf_value_dim(s), b->out + dtype_tiny(dtype),
+                      dtype_epsilon(dtype));
+}
+
+static float *lse_near(check *c, size_t rows, const bounds *b, size_t tokens)
+{
+    return check_near(c, "lse", KVF_FP32, rows, b->logit + (double)(tokens + 16) * 0x1p-23,
+                      0x1p-22);
+}
+
 /* `tokens` of a split at least: 0 for a few spans. */
 static void attend_case(check *c, const kvf_shape *keys, uint32_t group, uint32_t tokens_min,
                         check_data data)
@@ -189,42 +224,16 @@ static void attend_case(check *c, const kvf_shape *keys, uint32_t group, uint32_
     a.scale = 1.0f / sqrtf((float)shape->head_dim);
     a.cap = check_cap(c);
     a.sub = check_subgroup(c, group);
-    check_describe(c, "%s d=%u/%u P=%u G=%u+%u/%u pass=%d lists=%u spans=%u split=%u data=%d",
-                   check_dtype_name(shape->dtype), shape->head_dim, kvf_value_dim(shape),
-                   shape->page_size, a.sub.first, a.sub.count, group, (int)a.pass, a.lists,
+    check_describe(c, "%s G=%u+%u/%u pass=%d lists=%u spans=%u split=%u data=%d",
+                   check_shape_text(shape), a.sub.first, a.sub.count, group, (int)a.pass, a.lists,
                    a.spans_max, a.split, (int)data);
-    const size_t rows = (size_t)a.lists * group;
-    void *q = check_in(c, rows * kvf_key_bytes(shape));
-    kvf_span *spans = check_in(c, (size_t)a.lists * a.spans_max * sizeof *spans);
-    uint32_t *counts = check_in(c, a.lists * sizeof *counts);
-    double k_norm = 0.0, v_max = 0.0;
-    check_fill(c, q, shape->dtype, rows * shape->head_dim, data);
-    for (uint32_t i = 0; i < a.lists; i++)
-        counts[i] = check_below(c, 6) ? a.spans_max : check_below(c, a.spans_max + 1);
-    for (uint32_t i = 0; i < a.lists; i++)
-        make_spans(c, shape, spans + (size_t)i * a.spans_max, a.spans_max, data);
-    for (size_t i = 0; i < (size_t)a.lists * a.spans_max; i++)
-        span_bounds(shape, &spans[i], &k_norm, &v_max);
-    const uint32_t splits = kvf_div_ceil_u32(a.spans_max, a.split);
-    const size_t part_rows = (size_t)a.lists * splits * group;
-    float *o[2], *lse[2];
-    a.q = q;
-    a.spans = spans;
-    a.span_count = counts;
-    for (int i = 0; i < 2; i++) {
-        o[i] = a.partial_o = check_out(c, part_rows * kvf_value_dim(shape) * sizeof(float));
-        lse[i] = a.partial_lse = check_out(c, part_rows * sizeof(float));
-        CHECK_RUN(c, i ? c->var : c->ref, attend, &a, i);
-    }
     const size_t tokens = (size_t)a.split * shape->page_size;
-    v_max *= value_parts(c, shape);
-    bounds b = bounds_of(shape, check_norm(q, shape->dtype, rows, shape->head_dim), k_norm, v_max,
-                         a.scale, tokens, query_error(c, shape));
-    b.out += weight_error(c, shape->dtype, 2, tokens) * v_max;
-    check_elements(c, "partial_o", o[1], o[0], KVF_FP32, part_rows * kvf_value_dim(shape),
-                   b.out + 0x1p-126, 0.0);
-    check_elements(c, "partial_lse", lse[1], lse[0], KVF_FP32, part_rows,
-                   b.logit + (double)(tokens + 16) * 0x1p-23, 0x1p-22);
+    const size_t parts = (size_t)a.lists * kvf_div_ceil_u32(a.spans_max, a.split) * group;
+    const bounds b = make_lists(c, &a, tokens, data);
+    a.partial_o =
+        check_near(c, "partial_o", KVF_FP32, parts * kvf_value_dim(shape), b.out + 0x1p-126, 0.0);
+    a.partial_lse = lse_near(c, parts, &b, tokens);
+    CHECK_BOTH(c, attend, &a);
 }
 
 /* Bytes of the page of a span. */
@@ -233,25 +242,25 @@ static size_t span_bytes(const kvf_shape *s, const kvf_span *span)
     return span->quantized ? kvf_stored_page_bytes(s) : kvf_page_bytes(s);
 }
 
-/* Nothing good in the place of a page that is on its way. */
-static void poison(const kvf_shape *s, const kvf_span *spans, size_t count)
+/* Some of the spans get a home, where pages are quantized only those that are. Nothing good is in
+ * the place of a page that is on its way. */
+static void send_home(check *c, const kvf_attend_args *a)
 {
-    for (size_t i = 0; i < count; i++)
-        if (spans[i].home)
-            check_fill_nan((void *)(uintptr_t)spans[i].page, KVF_BF16,
-                           span_bytes(s, &spans[i]) / 2);
-}
-
-/* Some of the spans get a home; where pages are quantized, only those that are. */
-static void send_home(check *c, const kvf_shape *s, kvf_span *spans, size_t count)
-{
+    const kvf_shape *s = &a->shape;
+    const size_t count = (size_t)a->lists * a->spans_max;
+    const size_t room = kvf_round_up(kvf_page_bytes(s), 64); /* quantized ones are smaller */
+    kvf_span *spans = (kvf_span *)(uintptr_t)a->spans;
+    size_t sent = 0;
     for (size_t i = 0; i < count; i++) {
         if (s->pages != KVF_PAGES_NATIVE && !spans[i].quantized)
             spans[i].home = NULL;
-        if (spans[i].home)
-            spans[i].page = check_out(c, span_bytes(s, &spans[i]));
+        sent += spans[i].home != NULL;
     }
-    poison(s, spans, count);
+    char *pages = check_changed(c, "pages", sent * (room + 64)); /* with a guard after each */
+    check_fill_nan(pages, KVF_BF16, sent * (room + 64) / 2);
+    for (size_t i = 0; i < count; i++)
+        if (spans[i].home)
+            spans[i].page = pages + --sent * (room + 64);
 }
 
 /* Pages that were at home are here. */
@@ -284,50 +293,21 @@ static void step_case(check *c, const kvf_shape *keys, uint32_t group, uint32_t 
     t->scale = 1.0f / sqrtf((float)shape->head_dim);
     t->cap = check_cap(c);
     a.out_dtype = check_below(c, 2) ? shape->dtype : KVF_FP32;
-    check_describe(c, "%s to %s d=%u/%u P=%u G=%u lists=%u spans=%u split=%u data=%d",
-                   check_dtype_name(shape->dtype), check_dtype_name(a.out_dtype), shape->head_dim,
-                   kvf_value_dim(shape), shape->page_size, group, t->lists, t->spans_max, t->split,
+    check_describe(c, "%s to %s G=%u lists=%u spans=%u split=%u data=%d", check_shape_text(shape),
+                   check_dtype_name(a.out_dtype), group, t->lists, t->spans_max, t->split,
                    (int)data);
-    const size_t rows = (size_t)t->lists * group, all = (size_t)t->lists * t->spans_max;
-    void *q = check_in(c, rows * kvf_key_bytes(shape));
-    kvf_span *spans = check_in(c, all * sizeof *spans);
-    uint32_t *counts = check_in(c, t->lists * sizeof *counts);
-    double k_norm = 0.0, v_max = 0.0;
-    check_fill(c, q, shape->dtype, rows * shape->head_dim, data);
-    for (uint32_t i = 0; i < t->lists; i++)
-        counts[i] = check_below(c, 4) ? t->spans_max : check_below(c, t->spans_max + 1);
-    for (uint32_t i = 0; i < t->lists; i++)
-        make_spans(c, shape, spans + (size_t)i * t->spans_max, t->spans_max, data);
-    for (size_t i = 0; i < all; i++)
-        span_bounds(shape, &spans[i], &k_norm, &v_max);
-    const size_t part_rows = rows * kvf_div_ceil_u32(t->spans_max, t->split);
-    void *out[2];
-    float *lse[2];
-    t->q = q;
-    t->spans = spans;
-    t->span_count = counts;
-    a.arrived = check_out(c, t->lists * sizeof *a.arrived);
+    const size_t rows = (size_t)t->lists * group, tokens = (size_t)t->spans_max * shape->page_size;
+    const size_t parts = rows * kvf_div_ceil_u32(t->spans_max, t->split);
+    const bounds b = make_lists(c, t, tokens, data);
+    a.arrived = check_changed(c, "arrived", t->lists * sizeof *a.arrived);
     memset(a.arrived, 0, t->lists * sizeof *a.arrived);
-    send_home(c, shape, spans, all);
-    for (int i = 0; i < 2; i++) {
-        if (i)
-            poison(shape, spans, all);
-        out[i] = a.out = check_out(c, rows * kvf_value_dim(shape) * kvf_dtype_bytes(a.out_dtype));
-        lse[i] = a.lse = check_out(c, rows * sizeof(float));
-        t->partial_o = check_out(c, part_rows * kvf_value_dim(shape) * sizeof(float));
-        t->partial_lse = check_out(c, part_rows * sizeof(float));
-        CHECK_RUN(c, i ? c->var : c->ref, attend_step, &a, i);
-    }
+    send_home(c, t);
+    a.out = out_near(c, shape, a.out_dtype, rows, &b);
+    a.lse = lse_near(c, rows, &b, tokens);
+    t->partial_o = check_changed(c, NULL, parts * kvf_value_dim(shape) * sizeof *t->partial_o);
+    t->partial_lse = check_changed(c, NULL, parts * sizeof *t->partial_lse);
+    CHECK_BOTH(c, attend_step, &a);
     expect_brought(c, &a);
-    const size_t tokens = (size_t)t->spans_max * shape->page_size;
-    v_max *= value_parts(c, shape);
-    bounds b = bounds_of(shape, check_norm(q, shape->dtype, rows, shape->head_dim), k_norm, v_max,
-                         t->scale, tokens, query_error(c, shape));
-    b.out += weight_error(c, shape->dtype, 2, tokens) * v_max;
-    check_elements(c, "out", out[1], out[0], a.out_dtype, rows * kvf_value_dim(shape),
-                   b.out + dtype_tiny(a.out_dtype), dtype_epsilon(a.out_dtype));
-    check_elements(c, "lse", lse[1], lse[0], KVF_FP32, rows,
-                   b.logit + (double)(tokens + 16) * 0x1p-23, 0x1p-22);
 }
 
 /* A GPU dequantizes some sizes of heads, in bf16. */
@@ -347,14 +327,12 @@ void check_attend_step(check *c)
 {
     for (uint32_t d = 0; d < check_dims(c); d++)
         for (uint32_t p = d % 2; p < CHECK_PAGE_SIZES; p += 2) {
-            const kvf_shape s = {(kvf_dtype)((d + p / 2) % 3), check_head_dims[d],
-                                 check_page_sizes[p], KVF_PAGES_NATIVE, 0};
+            const kvf_shape s = check_shape(c, d + p / 2, d, p);
             const check_data data = p % 3 ? DATA_NORMAL : (check_data)((d + p) % DATA_COUNT);
             step_case(c, &s, check_groups[(d * 5 + p) % CHECK_GROUPS], 32, data);
         }
     for (uint32_t i = 0; i < 6; i++) { /* every buffer is used several times */
-        const kvf_shape s = {(kvf_dtype)(i % 3), check_head_dims[i % check_dims(c)],
-                             check_page_sizes[i % CHECK_PAGE_SIZES], KVF_PAGES_NATIVE, 0};
+        const kvf_shape s = check_shape(c, i, i, i);
         step_case(c, &s, 1 + i * 5 % 16, 512, DATA_NORMAL);
     }
     for (uint32_t i = 0; i < 10; i++) {
@@ -370,8 +348,7 @@ void check_attend(check *c)
             for (uint32_t i = 0; i < CHECK_GROUPS; i++) {
                 const uint32_t group = check_groups[i];
                 /* every dtype with every head_dim and page size; every group with every head_dim */
-                kvf_shape s = {(kvf_dtype)((p + group) % 3), check_head_dims[d],
-                               check_page_sizes[p], KVF_PAGES_NATIVE, 0};
+                const kvf_shape s = check_shape(c, p + group, d, p);
                 check_data data =
                     group % 4 ? DATA_NORMAL : (check_data)((d + p + group) % DATA_COUNT);
                 attend_case(c, &s, group, 0, data);
@@ -386,12 +363,11 @@ void check_attend(check *c)
                     i % 5     ? 0
                     : c->cuda ? 700
                               : 300,
-                    i % 4 ? DATA_NORMAL : (check_data)(i / 4 % DATA_COUNT));
+                    check_data_of(i));
     }
     /* Every buffer of a kernel is used several times. */
     for (uint32_t i = 0; i < 3 * check_dims(c); i++) {
-        kvf_shape s = {(kvf_dtype)(i % 3), check_head_dims[i / 3],
-                       check_page_sizes[i % CHECK_PAGE_SIZES], KVF_PAGES_NATIVE, 0};
+        const kvf_shape s = check_shape(c, i, i / 3, i);
         attend_case(c, &s, 1 + i * 5 % 16, 700, i % 5 ? DATA_NORMAL : DATA_LARGE);
     }
 }
@@ -417,8 +393,8 @@ static void merge_case(check *c, const kvf_shape *keys)
     a.group = check_groups[check_below(c, CHECK_GROUPS)];
     a.splits_max = 1 + check_below(c, 9);
     a.split = 1 + check_below(c, 4);
-    check_describe(c, "%s d=%u/%u G=%u lists=%u splits=%u", check_dtype_name(shape->dtype),
-                   shape->head_dim, kvf_value_dim(shape), a.group, a.lists, a.splits_max);
+    check_describe(c, "%s G=%u lists=%u splits=%u", check_shape_text(shape), a.group, a.lists,
+                   a.splits_max);
     const size_t rows = (size_t)a.lists * a.group, parts = rows * a.splits_max;
     uint32_t *counts = check_in(c, a.lists * sizeof *counts);
     float *o = check_in(c, parts * kvf_value_dim(shape) * sizeof *o);
@@ -438,20 +414,13 @@ static void merge_case(check *c, const kvf_shape *keys)
     a.partial_lse = lse;
     a.heads = a.group * (a.lists % 2 ? a.lists : a.lists / 2);
     a.sinks = make_sinks(c, a.heads);
-    const bool with_lse = check_below(c, 4) != 0;
-    void *out[2];
-    float *out_lse[2];
-    for (int i = 0; i < 2; i++) {
-        out[i] = a.out = check_out(c, rows * kvf_value_bytes(shape));
-        out_lse[i] = check_out(c, rows * sizeof(float));
-        a.lse = with_lse ? out_lse[i] : NULL;
-        CHECK_RUN(c, i ? c->var : c->ref, merge, &a, i);
-    }
     /* lse - top is rounded before the exponential: |lse| up to 5e4, in units of ln 2 */
-    const double weight = 5e4 * 0x1p-23;
-    check_elements(c, "out", out[1], out[0], shape->dtype, rows * kvf_value_dim(shape),
-                   12.0 * weight + dtype_tiny(shape->dtype), dtype_epsilon(shape->dtype));
-    check_elements(c, "lse", out_lse[1], out_lse[0], KVF_FP32, rows, 1e-5, 0x1p-22);
+    const bounds b = {.out = 12.0 * 5e4 * 0x1p-23};
+    a.out = out_near(c, shape, shape->dtype, rows, &b);
+    a.lse = check_near(c, "lse", KVF_FP32, rows, 1e-5, 0x1p-22);
+    if (check_below(c, 4) == 0)
+        a.lse = NULL; /* and nothing is written there */
+    CHECK_BOTH(c, merge, &a);
 }
 
 void check_merge(check *c)
@@ -484,12 +453,10 @@ static void prefill_case(check *c, const kvf_prefill_kernel_args *given, check_d
         a.out_dtype = KVF_FP32;
     if (a.out_dtype == KVF_FP32 && check_below(c, 2))
         a.q_dtype = KVF_FP32;
-    check_describe(c,
-                   "%s q=%s out=%s d=%u/%u P=%u G=%u heads=%u tokens=%u base=%u sink=%u "
-                   "window=%u data=%d",
-                   check_dtype_name(shape->dtype), check_dtype_name(a.q_dtype),
-                   check_dtype_name(a.out_dtype), shape->head_dim, kvf_value_dim(shape),
-                   shape->page_size, group, a.kv_heads, tokens, base, a.sink, a.window, (int)data);
+    check_describe(c, "%s q=%s out=%s G=%u heads=%u tokens=%u base=%u sink=%u window=%u data=%d",
+                   check_shape_text(shape), check_dtype_name(a.q_dtype),
+                   check_dtype_name(a.out_dtype), group, a.kv_heads, tokens, base, a.sink, a.window,
+                   (int)data);
     const size_t rows = (size_t)tokens * a.kv_heads * group;
     const uint32_t pages = kvf_div_ceil_u32(base + tokens, shape->page_size);
     const size_t token = shape->head_dim + kvf_value_dim(shape);
@@ -513,52 +480,39 @@ static void prefill_case(check *c, const kvf_prefill_kernel_args *given, check_d
                     check_fill_nan(block + h * kvf_page_bytes(shape) + t * kvf_token_bytes(shape),
                                    shape->dtype, (uint32_t)token);
     }
-    void *out[2];
-    float *lse[2];
     a.q = a.q_dtype == shape->dtype ? q : check_widen(c, q, shape->dtype, rows * shape->head_dim);
     a.blocks = blocks;
     a.sinks = make_sinks(c, a.kv_heads * group);
-    for (int i = 0; i < 2; i++) {
-        out[i] = a.out = check_out(c, rows * kvf_value_dim(shape) * kvf_dtype_bytes(a.out_dtype));
-        lse[i] = a.lse = check_out(c, rows * sizeof(float));
-        CHECK_RUN(c, i ? c->var : c->ref, prefill, &a, i);
-    }
     bounds b = bounds_of(shape, check_norm(q, shape->dtype, rows, shape->head_dim), k_norm, v_max,
                          a.scale, base + tokens, 0.0);
     b.out += weight_error(c, shape->dtype, 1, base + tokens) * v_max;
-    check_elements(c, "out", out[1], out[0], a.out_dtype, rows * kvf_value_dim(shape),
-                   b.out + dtype_tiny(a.out_dtype), dtype_epsilon(a.out_dtype));
-    check_elements(c, "lse", lse[1], lse[0], KVF_FP32, rows,
-                   b.logit + (double)(base + tokens + 16) * 0x1p-23, 0x1p-22);
+    a.out = out_near(c, shape, a.out_dtype, rows, &b);
+    a.lse = lse_near(c, rows, &b, base + tokens);
+    CHECK_BOTH(c, prefill, &a);
 }
 
 void check_prefill(check *c)
 {
     static const uint32_t tokens[] = {1, 5, 47, 48, 49, 100}, bases[] = {0, 1, 37, 64, 150};
     for (uint32_t i = 0; i < 60; i++) {
-        kvf_shape s = {(kvf_dtype)(i % 3), check_head_dims[i / 3 % check_dims(c)],
-                       check_page_sizes[i % 4], KVF_PAGES_NATIVE, 0};
-        const uint32_t group = check_groups[i * 7 % CHECK_GROUPS];
-        const uint32_t n = group > 6 ? tokens[i % 3] : tokens[i % 6];
-        prefill_case(c,
-                     &(kvf_prefill_kernel_args){
-                         .shape = s, .group = group, .tokens = n, .base = bases[i / 3 % 5]},
-                     i % 4 ? DATA_NORMAL : (check_data)(i / 4 % DATA_COUNT));
+        kvf_prefill_kernel_args a = {.shape = check_shape(c, i, i / 3, i % 4),
+                                     .group = check_groups[i * 7 % CHECK_GROUPS],
+                                     .base = bases[i / 3 % 5]};
+        a.tokens = a.group > 6 ? tokens[i % 3] : tokens[i % 6];
+        prefill_case(c, &a, check_data_of(i));
     }
     /* Windows: of one token, within a tile, over tiles, as long as all; none, part, much of a sink.
      */
     static const uint32_t windows[] = {1, 2, 33, 64, 65, 150, 1u << 20};
     static const uint32_t sinks[] = {0, 1, 64, 70, 128, 1000}, far[] = {0, 40, 150, 333, 448};
     for (uint32_t i = 0; i < 60; i++) {
-        kvf_prefill_kernel_args a = {.shape = {(kvf_dtype)(i % 3),
-                                               check_head_dims[i / 3 % check_dims(c)],
-                                               check_page_sizes[i % 4], KVF_PAGES_NATIVE, 0},
-                                     .group = check_groups[i * 7 % CHECK_GROUPS]};
+        kvf_prefill_kernel_args a = {.shape = check_shape(c, i, i / 3, i % 4),
+                                     .group = check_groups[i * 7 % CHECK_GROUPS],
+                                     .base = far[i / 3 % 5],
+                                     .window = windows[i % 7],
+                                     .sink = sinks[i / 5 % 6]};
         a.tokens = a.group > 6 ? tokens[i % 3] : tokens[i % 6];
-        a.base = far[i / 3 % 5];
-        a.window = windows[i % 7];
-        a.sink = sinks[i / 5 % 6];
-        prefill_case(c, &a, i % 4 ? DATA_NORMAL : (check_data)(i / 4 % DATA_COUNT));
+        prefill_case(c, &a, check_data_of(i));
     }
     /* So many heads that a GPU has blocks of four warps: whole tiles of keys, and a part of one. */
     for (uint32_t i = 0; i < 3; i++) {
@@ -666,17 +620,15 @@ static void observe_case(check *c, const kvf_shape *keys, uint32_t spans_max, ch
     a.cap = check_cap(c);
     observe_extras(c, &a);
     check_describe(c,
-                   "%s d=%u/%u P=%u G=%u+%u/%u W=%u of %u heads=%u spans=%u reduce=%d data=%d "
-                   "mean=%u weighted=%u raw=%u adds=%u ring=%u",
-                   check_dtype_name(shape->dtype), shape->head_dim, kvf_value_dim(shape),
-                   shape->page_size, a.group_first, a.group_count, a.group, a.window,
+                   "%s G=%u+%u/%u W=%u of %u heads=%u spans=%u reduce=%d data=%d mean=%u "
+                   "weighted=%u raw=%u adds=%u ring=%u",
+                   check_shape_text(shape), a.group_first, a.group_count, a.group, a.window,
                    a.window_total, a.kv_heads, spans_max, (int)a.group_reduce, (int)data,
                    a.window_mean, a.is_weighted, a.is_raw, a.accumulates, a.ring_slots);
     const size_t rows = (size_t)kvf_max_u32(a.window, a.ring_slots) * a.kv_heads * a.group;
     void *q = check_in(c, rows * kvf_key_bytes(shape));
     kvf_span *spans = check_in(c, (size_t)a.kv_heads * spans_max * sizeof *spans);
     uint32_t *index = check_in(c, (size_t)a.kv_heads * spans_max * sizeof *index);
-    uint32_t *count = check_in(c, a.kv_heads * sizeof *count);
     uint32_t *limit = check_in(c, a.window * sizeof *limit);
     check_fill(c, q, shape->dtype, rows * shape->head_dim, data);
     double k_norm = 0.0, unused = 0.0;
@@ -685,8 +637,6 @@ static void observe_case(check *c, const kvf_shape *keys, uint32_t spans_max, ch
         index[i] = (uint32_t)(i % spans_max) * shape->page_size;
         span_bounds(shape, &spans[i], &k_norm, &unused);
     }
-    for (uint32_t h = 0; h < a.kv_heads; h++)
-        count[h] = check_below(c, 4) ? spans_max : check_below(c, spans_max + 1);
     for (uint32_t w = 0; w < a.window; w++)
         limit[w] = check_below(c, 3) ? spans_max * shape->page_size
                                      : check_below(c, spans_max * shape->page_size);
@@ -695,7 +645,7 @@ static void observe_case(check *c, const kvf_shape *keys, uint32_t spans_max, ch
     a.limit_first = check_below(c, spans_max * shape->page_size);
     a.spans = spans;
     a.span_index = index;
-    a.span_count = count;
+    a.span_count = check_counts(c, a.kv_heads, spans_max);
     a.sinks = make_sinks(c, a.kv_heads * a.group);
     observe_buffers want = observe_run(c, &a, c->ref, false);
     observe_buffers got = observe_run(c, &a, c->var, true);
@@ -707,9 +657,8 @@ static void observe_case(check *c, const kvf_shape *keys, uint32_t spans_max, ch
 void check_observe(check *c)
 {
     for (uint32_t i = 0; i < 60; i++) {
-        kvf_shape s = {(kvf_dtype)(i % 3), check_head_dims[i / 3 % check_dims(c)],
-                       check_page_sizes[i % CHECK_PAGE_SIZES], KVF_PAGES_NATIVE, 0};
-        observe_case(c, &s, 1 + i % 4, i % 4 ? DATA_NORMAL : (check_data)(i / 4 % DATA_COUNT));
+        const kvf_shape s = check_shape(c, i, i / 3, i);
+        observe_case(c, &s, 1 + i % 4, check_data_of(i));
     }
     for (uint32_t i = 0; i < 3; i++) /* more than one chunk */
         observe_case(c, &(kvf_shape){(kvf_dtype)i, 64, 8, KVF_PAGES_NATIVE, 0}, 130, DATA_NORMAL);

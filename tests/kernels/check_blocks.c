@@ -42,11 +42,10 @@ static void *tracked(check *c, const char *name, size_t bytes)
 static kvf_paging make_paging(check *c, uint32_t index)
 {
     const kvf_pages quantized = index % 2 ? KVF_PAGES_K8V8 : KVF_PAGES_K8V4;
-    kvf_paging p = {.shape = {(kvf_dtype)(index % 3), check_head_dims[index / 3 % check_dims(c)],
-                              check_page_sizes[index % CHECK_PAGE_SIZES],
-                              (kvf_pages)(index < EXACT_CASES ? KVF_PAGES_NATIVE : quantized), 0},
+    kvf_paging p = {.shape = check_shape(c, index, index / 3, index),
                     .kv_heads = 1 + check_below(c, 3),
                     .group = 1};
+    p.shape.pages = (kvf_pages)(index < EXACT_CASES ? KVF_PAGES_NATIVE : quantized);
     p.shape = check_values(c, &p.shape);
     p.lists = p.kv_heads;
     p.block_size = p.shape.page_size > 32 ? 64 : 32;
@@ -649,10 +648,9 @@ static void blocks_case(check *c, uint32_t index)
         return;
     make_world(c, &w, index);
     const kvf_paging *p = &w.c->paging;
-    check_describe(c, "%s d=%u P=%u pages=%d heads=%u sink=%u id_blocks=%u ring=%d segments=%u",
-                   check_dtype_name(p->shape.dtype), p->shape.head_dim, p->shape.page_size,
-                   (int)p->shape.pages, p->kv_heads, p->sink, w.c->id_blocks, w.c->rings != NULL,
-                   p->segments_max);
+    check_describe(c, "%s heads=%u sink=%u id_blocks=%u ring=%d segments=%u",
+                   check_shape_text(&p->shape), p->kv_heads, p->sink, w.c->id_blocks,
+                   w.c->rings != NULL, p->segments_max);
     write_tokens(c, &w, 0, index % 3 ? DATA_NORMAL : (check_data)(index / 3 % DATA_COUNT));
     compare_codes(c, &w, check_below(c, w.blocks));
     step(c, &w);

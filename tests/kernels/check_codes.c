@@ -40,8 +40,7 @@ static void encode_case(check *c, kvf_dtype dtype, uint32_t head_dim, check_data
     const uint32_t jobs = 1 + check_below(c, 4), block = 32u << check_below(c, 2);
     const kvf_shape s = {dtype, head_dim, block, KVF_PAGES_NATIVE, 0};
     kvf_encode_args a = {.shape = s, .job_count = jobs};
-    check_describe(c, "%s d=%u block=%u data=%d", check_dtype_name(dtype), head_dim, block,
-                   (int)data);
+    check_describe(c, "%s data=%d", check_shape_text(&s), (int)data);
     kvf_digest_job *job = check_in(c, jobs * sizeof *job);
     const size_t bytes = block / KVF_CODE_TOKENS * kvf_code_bytes(head_dim);
     char *out = check_changed(c, "codes", jobs * bytes);
@@ -154,10 +153,35 @@ static void forget_masses(const kvf_score_codes_args *a)
                 a->mass[(size_t)r * a->pages_max + p] = 0;
 }
 
+/* Masses, tops and sums in memory of their own. */
+static kvf_score_codes_args run_codes(check *c, const kvf_kernels *table,
+                                      const kvf_score_codes_args *given)
+{
+    kvf_score_codes_args a = *given;
+    const size_t rows = (size_t)a.lists * a.group;
+    a.mass = check_out(c, rows * a.pages_max * sizeof *a.mass);
+    a.tile_max = check_out(c, rows * a.tiles_max * sizeof *a.tile_max);
+    a.tile_sum = check_out(c, rows * a.tiles_max * sizeof *a.tile_sum);
+    CHECK_RUN(c, table, score_codes, &a, table == c->var);
+    forget_masses(&a);
+    return a;
+}
+
+/* The same codes in another place: `a` gives the bits of `want`. */
+static void expect_codes(check *c, const kvf_kernels *table, const kvf_score_codes_args *a,
+                         const kvf_score_codes_args *want)
+{
+    const kvf_score_codes_args got = run_codes(c, table, a);
+    const size_t rows = (size_t)a->lists * a->group, tiles = rows * a->tiles_max * sizeof(float);
+    check_bits(c, "mass", got.mass, want->mass, rows * a->pages_max * sizeof *got.mass);
+    check_bits(c, "tile_max", got.tile_max, want->tile_max, tiles);
+    check_bits(c, "tile_sum", got.tile_sum, want->tile_sum, tiles);
+}
+
 #define CAP_MAX 50.0f /* a larger one tells masses less exactly */
 
-static void compare_masses(check *c, const kvf_score_codes_args *a, uint16_t *const mass[2],
-                           float *const sum[2])
+static void compare_masses(check *c, const kvf_score_codes_args *a,
+                           const kvf_score_codes_args *want)
 {
     /* Exponentials are to 3e-6, and sums add 1e-6. The rounding of s - top, twice, adds (top - s) *
      * 2^-23 to a term. The largest term is 1, so what 1023 others add to the sum is most where they
@@ -167,14 +191,14 @@ static void compare_masses(check *c, const kvf_score_codes_args *a, uint16_t *co
     for (uint32_t r = 0; r < a->lists * a->group; r++) {
         const uint32_t pages = a->pages[r / a->group];
         const size_t at = (size_t)r * a->pages_max, tile = (size_t)r * a->tiles_max;
-        check_elements(c, "mass", mass[1] + at, mass[0] + at, KVF_BF16, a->pages_max, 0x1p-125,
+        check_elements(c, "mass", a->mass + at, want->mass + at, KVF_BF16, a->pages_max, 0x1p-125,
                        0x1p-7);
-        check_elements(c, "tile_sum", sum[1] + tile, sum[0] + tile, KVF_FP32,
+        check_elements(c, "tile_sum", a->tile_sum + tile, want->tile_sum + tile, KVF_FP32,
                        kvf_tiles(pages, a->page_size), 0.0, term);
         for (uint32_t p = 0; p < pages; p++)
-            if ((mass[0][at + p] ^ mass[1][at + p]) & 0x8000)
-                check_fail(c, "row %u page %u: %04x, reference %04x", r, p, mass[1][at + p],
-                           mass[0][at + p]);
+            if ((want->mass[at + p] ^ a->mass[at + p]) & 0x8000)
+                check_fail(c, "row %u page %u: %04x, reference %04x", r, p, a->mass[at + p],
+                           want->mass[at + p]);
     }
 }
 
@@ -229,10 +253,9 @@ static void score_codes_case(check *c, uint32_t head_dim, uint32_t page_size, ui
     const void **codes = check_in(c, a.lists * sizeof *codes);
     const uint32_t **block_of = check_in(c, a.lists * sizeof *block_of);
     const uint64_t **bits = check_in(c, a.lists * sizeof *bits);
-    uint32_t *pages = check_in(c, a.lists * sizeof *pages);
+    const uint32_t *pages = check_counts(c, a.lists, a.pages_max);
     for (uint32_t l = 0; l < a.lists; l++) {
         uint32_t all;
-        pages[l] = check_below(c, 4) ? a.pages_max : check_below(c, a.pages_max + 1);
         const uint32_t blocks = kvf_div_ceil_u32(pages[l] * page_size, a.block_size);
         uint64_t *words = check_in(c, blocks * sizeof *words);
         make_bits(c, words, blocks);
@@ -241,33 +264,17 @@ static void score_codes_case(check *c, uint32_t head_dim, uint32_t page_size, ui
         make_codes(c, &a, &codes[l], all * a.block_size, is_extreme);
     }
     make_queries(c, &a, is_extreme);
-    const size_t rows = (size_t)a.lists * group;
-    uint16_t *mass[2];
-    float *top[2], *sum[2];
     a.codes = codes;
     a.block_of = block_of;
     a.bits = bits;
     a.pages = pages;
-    for (int i = 0; i < 2; i++) {
-        mass[i] = a.mass = check_out(c, rows * a.pages_max * sizeof(uint16_t));
-        top[i] = a.tile_max = check_out(c, rows * a.tiles_max * sizeof(float));
-        sum[i] = a.tile_sum = check_out(c, rows * a.tiles_max * sizeof(float));
-        CHECK_RUN(c, i ? c->var : c->ref, score_codes, &a, i);
-        forget_masses(&a);
-    }
+    const kvf_score_codes_args ref = run_codes(c, c->ref, &a), var = run_codes(c, c->var, &a);
     /* The same numbers, without a cap; a largest of -0 and +0 may be either. */
-    check_elements(c, "tile_max", top[1], top[0], KVF_FP32, rows * a.tiles_max, 0.0,
-                   a.cap > 0.0f ? 1e-6 : 0.0);
-    compare_masses(c, &a, mass, sum);
-    kvf_score_codes_args apart = put_in_blocks(c, &a);
-    apart.mass = check_out(c, rows * a.pages_max * sizeof(uint16_t));
-    apart.tile_max = check_out(c, rows * a.tiles_max * sizeof(float));
-    apart.tile_sum = check_out(c, rows * a.tiles_max * sizeof(float));
-    CHECK_RUN(c, c->var, score_codes, &apart, 0);
-    forget_masses(&apart);
-    check_bits(c, "mass by table", apart.mass, mass[1], rows * a.pages_max * sizeof(uint16_t));
-    check_bits(c, "tile_max by table", apart.tile_max, top[1], rows * a.tiles_max * sizeof(float));
-    check_bits(c, "tile_sum by table", apart.tile_sum, sum[1], rows * a.tiles_max * sizeof(float));
+    check_elements(c, "tile_max", var.tile_max, ref.tile_max, KVF_FP32,
+                   (size_t)a.lists * group * a.tiles_max, 0.0, a.cap > 0.0f ? 1e-6 : 0.0);
+    compare_masses(c, &var, &ref);
+    const kvf_score_codes_args apart = put_in_blocks(c, &a);
+    expect_codes(c, c->var, &apart, &var);
 }
 
 /* The front of list l of `a` gets the codes that list `from` of `b` has. */
@@ -281,23 +288,29 @@ static void copy_codes(const kvf_score_codes_args *a, uint32_t l, const kvf_scor
 
 /* Rows of which some have tiles in common with the one before: `apart` has codes for each, in
  * `shared` those of common tiles are noise but in the first row, and rows are in another order. */
-static void make_sharers(check *c, const kvf_score_codes_args *a,
-                         const kvf_score_codes_args *shared, uint32_t *order, uint32_t *common)
+static void make_sharers(check *c, kvf_score_codes_args *a, kvf_score_codes_args *shared,
+                         uint32_t *order, uint32_t *common)
 {
+    const void **codes[] = {check_in(c, a->lists * sizeof **codes),
+                            check_in(c, a->lists * sizeof **codes)};
+    const uint32_t **block_of[] = {check_in(c, a->lists * sizeof **block_of),
+                                   check_in(c, a->lists * sizeof **block_of)};
     const uint32_t rows = a->lists / a->row_lists, tokens = a->pages_max * a->page_size;
     const uint32_t blocks = kvf_div_ceil_u32(tokens, a->block_size);
     const uint32_t turn = check_below(c, rows);
+    a->codes = codes[0];
+    a->block_of = block_of[0];
+    shared->codes = codes[1];
+    shared->block_of = block_of[1];
     for (uint32_t i = 0; i < rows; i++) {
         order[i] = (i + turn) % rows;
         common[i] = i ? check_below(c, tokens / KVF_SCORE_CODES_TOKENS + 1) : 0;
         for (uint32_t h = 0; h < a->row_lists; h++) {
             const uint32_t l = order[i] * a->row_lists + h;
             for (int k = 0; k < 2; k++) {
-                const kvf_score_codes_args *of = k ? shared : a;
                 uint32_t all;
-                ((const uint32_t **)(uintptr_t)of->block_of)[l] = check_block_of(c, blocks, &all);
-                make_codes(c, a, &((const void **)(uintptr_t)of->codes)[l], all * a->block_size,
-                           false);
+                block_of[k][l] = check_block_of(c, blocks, &all);
+                make_codes(c, a, &codes[k][l], all * a->block_size, false);
             }
             copy_codes(a, l, shared, l, tokens);
             if (i)
@@ -305,24 +318,6 @@ static void make_sharers(check *c, const kvf_score_codes_args *a,
                            common[i] * KVF_SCORE_CODES_TOKENS);
         }
     }
-}
-
-/* Masses, tops and sums of `a`, anew. */
-static void put_results(check *c, kvf_score_codes_args *a)
-{
-    const size_t rows = (size_t)a->lists * a->group;
-    a->mass = check_out(c, rows * a->pages_max * sizeof *a->mass);
-    a->tile_max = check_out(c, rows * a->tiles_max * sizeof *a->tile_max);
-    a->tile_sum = check_out(c, rows * a->tiles_max * sizeof *a->tile_sum);
-}
-
-static void check_same_results(check *c, const kvf_score_codes_args *a,
-                               const kvf_score_codes_args *b)
-{
-    const size_t rows = (size_t)a->lists * a->group;
-    check_bits(c, "mass", a->mass, b->mass, rows * a->pages_max * sizeof *a->mass);
-    check_bits(c, "tile_max", a->tile_max, b->tile_max, rows * a->tiles_max * sizeof *a->tile_max);
-    check_bits(c, "tile_sum", a->tile_sum, b->tile_sum, rows * a->tiles_max * sizeof *a->tile_sum);
 }
 
 /* Codes in common are looked at in one place, and give the bits of codes for each. */
@@ -340,17 +335,10 @@ static void share_case(check *c, uint32_t head_dim, uint32_t page_size, uint32_t
     a.cap = fminf(check_cap(c), CAP_MAX);
     check_describe(c, "d=%u P=%u block=%u G=%u rows=%u of %u pages=%u", head_dim, page_size,
                    a.block_size, group, rows, a.row_lists, a.pages_max);
-    kvf_score_codes_args shared = a;
-    for (int i = 0; i < 2; i++) {
-        kvf_score_codes_args *of = i ? &shared : &a;
-        of->codes = check_in(c, a.lists * sizeof *a.codes);
-        of->block_of = check_in(c, a.lists * sizeof *a.block_of);
-    }
     const uint64_t **bits = check_in(c, a.lists * sizeof *bits);
     uint32_t *pages = check_in(c, a.lists * sizeof *pages);
     uint32_t *order = check_in(c, rows * sizeof *order);
     uint32_t *common = check_in(c, rows * sizeof *common);
-    make_sharers(c, &a, &shared, order, common);
     for (uint32_t l = 0; l < a.lists; l++) {
         const uint32_t blocks = kvf_div_ceil_u32(a.pages_max * page_size, a.block_size);
         uint64_t *words = check_in(c, blocks * sizeof *words);
@@ -361,25 +349,14 @@ static void share_case(check *c, uint32_t head_dim, uint32_t page_size, uint32_t
     make_queries(c, &a, false);
     a.bits = bits;
     a.pages = pages;
-    kvf_score_codes_args var = a;
-    const void *const *const codes = shared.codes;
-    const uint32_t *const *const block_of = shared.block_of;
-    shared = a;
-    shared.codes = codes;
-    shared.block_of = block_of;
+    kvf_score_codes_args shared = a;
     shared.order = order;
     shared.common = common;
-    put_results(c, &a);
-    put_results(c, &var);
-    CHECK_RUN(c, c->ref, score_codes, &a, 0);
-    CHECK_RUN(c, c->var, score_codes, &var, 1);
-    forget_masses(&a);
-    forget_masses(&var);
+    make_sharers(c, &a, &shared, order, common);
     for (int i = 0; i < 2; i++) {
-        put_results(c, &shared);
-        CHECK_RUN(c, i ? c->var : c->ref, score_codes, &shared, i);
-        forget_masses(&shared);
-        check_same_results(c, &shared, i ? &var : &a);
+        const kvf_kernels *const table = i ? c->var : c->ref;
+        const kvf_score_codes_args want = run_codes(c, table, &a);
+        expect_codes(c, table, &shared, &want);
     }
 }
 
@@ -503,10 +480,7 @@ static void reduce_mass_case(check *c, kvf_group_reduce kind, uint32_t page_size
     a.pages_max = 1 + check_below(c, check_below(c, 8) ? 3000 : 2 * KVF_REDUCE_PAGES);
     check_describe(c, "kind=%d P=%u block=%u G=%u lists=%u pages=%u%s", (int)kind, page_size,
                    a.block_size, group, a.lists, a.pages_max, is_damaged ? " damaged" : "");
-    uint32_t *pages = check_in(c, a.lists * sizeof *pages);
-    for (uint32_t l = 0; l < a.lists; l++)
-        pages[l] = check_below(c, 4) ? a.pages_max : check_below(c, a.pages_max + 1);
-    a.pages = pages;
+    a.pages = check_counts(c, a.lists, a.pages_max);
     check_masses(c, &a, is_damaged, false);
     float *out[2];
     const size_t count = (size_t)a.lists * a.pages_max;

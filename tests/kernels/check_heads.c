@@ -49,10 +49,7 @@ static void heads_case(check *c, uint32_t tokens, uint32_t bytes)
         b->to_head = choose_heads(c, b->to_heads, b->count);
         const size_t from_bytes = (size_t)tokens * b->from_heads * bytes;
         const size_t to_bytes = (size_t)tokens * b->to_heads * bytes;
-        uint8_t *from = check_in(c, from_bytes + shift);
-        for (size_t i = 0; i < from_bytes; i++)
-            from[shift + i] = (uint8_t)check_random(c);
-        b->from = from + shift;
+        b->from = (char *)check_noise_in(c, from_bytes + shift) + shift;
         b->to = check_changed(c, "to", to_bytes);
     }
     const kvf_heads_args a = {.tokens = tokens, .job_count = jobs, .jobs = job};
@@ -125,22 +122,19 @@ static void ring_case(check *c, uint32_t index)
     const uint32_t lengths[] = {1, 2, 16, 33, 127, 128, 129, 160, 161, 700, 1000, 4096, 100003};
     if (!check_begin(c))
         return;
-    kvf_ring_args a = {
-        .ring = {.shape = {(kvf_dtype)(index % 3), check_head_dims[index / 3 % check_dims(c)],
-                           check_page_sizes[index % 4], KVF_PAGES_NATIVE, 0},
-                 .heads = 1 + check_below(c, 4),
-                 .sink = sinks[index % 5],
-                 .recent = recents[index % 7]},
-        .rows = 1 + check_below(c, 3)};
+    kvf_ring_args a = {.ring = {.shape = check_shape(c, index, index / 3, index % 4),
+                                .heads = 1 + check_below(c, 4),
+                                .sink = sinks[index % 5],
+                                .recent = recents[index % 7]},
+                       .rows = 1 + check_below(c, 3)};
     kvf_ring *r = &a.ring;
     r->shape = check_values(c, &r->shape);
     const size_t page = kvf_page_bytes(&r->shape);
     r->sink_blocks = kvf_div_ceil_u32(r->sink, r->shape.page_size);
     r->ring_blocks = kvf_div_ceil_u32(r->recent - 1, r->shape.page_size) + 1;
     a.kv_heads = r->heads + check_below(c, 3);
-    check_describe(c, "%s d=%u/%u P=%u heads=%u of %u rows=%u sink=%u recent=%u",
-                   check_dtype_name(r->shape.dtype), r->shape.head_dim, kvf_value_dim(&r->shape),
-                   r->shape.page_size, r->heads, a.kv_heads, a.rows, r->sink, r->recent);
+    check_describe(c, "%s heads=%u of %u rows=%u sink=%u recent=%u", check_shape_text(&r->shape),
+                   r->heads, a.kv_heads, a.rows, r->sink, r->recent);
     const uint32_t dims[] = {r->shape.head_dim, kvf_value_dim(&r->shape)};
     const size_t heads = (size_t)a.rows * a.kv_heads, size = kvf_dtype_bytes(r->shape.dtype);
     void *k = check_in(c, heads * dims[0] * size), *v = check_in(c, heads * dims[1] * size);
@@ -157,11 +151,10 @@ static void ring_case(check *c, uint32_t index)
                         nonfinite[check_below(c, 3)]);
     const size_t ring_bytes = (size_t)(r->sink_blocks + r->ring_blocks) * r->heads * page;
     for (uint32_t b = 0; b < a.rows; b++) {
-        row[b] = (kvf_row){.ring = check_out(c, ring_bytes),
+        row[b] = (kvf_row){.ring = check_changed(c, "ring", ring_bytes),
                            .fault = check_put_out(c, &(uint64_t){UINT64_MAX}, sizeof(uint64_t)),
                            .fault_key = 7u << 12 | b,
                            .length = lengths[check_below(c, sizeof lengths / sizeof *lengths)]};
-        check_track(c, "ring", row[b].ring, ring_bytes);
         check_track(c, "fault", row[b].fault, sizeof *row[b].fault);
     }
     a.row = row;

@@ -25,14 +25,12 @@ static void digest_case(check *c, const kvf_shape *keys, kvf_digest_kind kind, u
         return;
     a.shape = check_values(c, keys);
     a.job_count = 1 + check_below(c, 4);
-    check_describe(c, "%s d=%u P=%u kind=%d subs=%u jobs=%u data=%d",
-                   check_dtype_name(shape->dtype), shape->head_dim, shape->page_size, (int)kind,
+    check_describe(c, "%s kind=%d subs=%u jobs=%u data=%d", check_shape_text(shape), (int)kind,
                    subs, a.job_count, (int)data);
     const size_t elements = kvf_page_bytes(shape) / kvf_dtype_bytes(shape->dtype);
     const size_t bytes = kvf_digest_bytes(shape->head_dim, subs);
     double largest = 0.0;
     kvf_digest_job *jobs = check_in(c, a.job_count * sizeof *jobs);
-    uint8_t *out[2] = {check_out(c, a.job_count * bytes), check_out(c, a.job_count * bytes)};
     for (uint32_t i = 0; i < a.job_count; i++) {
         uint8_t *page = check_in(c, kvf_page_bytes(shape));
         jobs[i] = (kvf_digest_job){.page = page, .count = shape->page_size};
@@ -51,28 +49,23 @@ static void digest_case(check *c, const kvf_shape *keys, kvf_digest_kind kind, u
                 check_fill_nan(page + t * kvf_token_bytes(shape), shape->dtype, shape->head_dim);
     }
     a.jobs = jobs;
-    for (int i = 0; i < 2; i++) {
-        for (uint32_t k = 0; k < a.job_count; k++)
-            jobs[k].digest = out[i] + k * bytes;
-        CHECK_RUN(c, i ? c->var : c->ref, digest, &a, i);
-    }
-    if (kind == KVF_DIGEST_MINMAX)
-        check_bits(c, "digest", out[1], out[0], a.job_count * bytes);
-    else
-        check_elements(c, "digest", out[1], out[0], KVF_BF16, a.job_count * bytes / 2,
-                       largest * (shape->page_size + 4) * 0x1p-23 + 0x1p-133, 0x1p-7);
+    uint8_t *out = kind == KVF_DIGEST_MINMAX
+                       ? check_changed(c, "digest", a.job_count * bytes)
+                       : check_near(c, "digest", KVF_BF16, a.job_count * bytes / 2,
+                                    largest * (shape->page_size + 4) * 0x1p-23 + 0x1p-133, 0x1p-7);
+    for (uint32_t i = 0; i < a.job_count; i++)
+        jobs[i].digest = out + i * bytes;
+    CHECK_BOTH(c, digest, &a);
 }
 
 void check_digest(check *c)
 {
     for (uint32_t i = 0; i < 9 * check_dims(c) * CHECK_PAGE_SIZES; i++)
         for (uint32_t kind = 0; kind < 3; kind++) {
-            kvf_shape s = {(kvf_dtype)(i % 3), check_head_dims[i / 3 % check_dims(c)],
-                           check_page_sizes[i / (3 * check_dims(c)) % CHECK_PAGE_SIZES],
-                           KVF_PAGES_NATIVE, 0};
+            const kvf_shape s = check_shape(c, i, i / 3, i / (3 * check_dims(c)));
             const uint32_t sub = i / (3 * check_dims(c) * CHECK_PAGE_SIZES);
             digest_case(c, &s, (kvf_digest_kind)kind, kvf_min_u32(s.page_size, 1u << sub),
-                        i % 4 ? DATA_NORMAL : (check_data)(i / 4 % DATA_COUNT));
+                        check_data_of(i));
         }
 }
 
@@ -145,14 +138,10 @@ static void score_case(check *c, kvf_dtype dtype, uint32_t head_dim, uint32_t gr
         }
         a.bits = bits;
     }
-    float *out[2];
-    for (int i = 0; i < 2; i++) {
-        out[i] = a.scores = check_out(c, rows * a.pages_max * sizeof(float));
-        CHECK_RUN(c, i ? c->var : c->ref, score, &a, i);
-    }
     const double q_norm = check_norm(q, dtype, rows, head_dim);
-    check_elements(c, "scores", out[1], out[0], KVF_FP32, rows * a.pages_max,
-                   4.0 * head_dim * 0x1p-24 * q_norm * norm + 0x1p-126, 0x1p-23);
+    a.scores = check_near(c, "scores", KVF_FP32, rows * a.pages_max,
+                          4.0 * head_dim * 0x1p-24 * q_norm * norm + 0x1p-126, 0x1p-23);
+    CHECK_BOTH(c, score, &a);
 }
 
 void check_score(check *c)
@@ -163,8 +152,7 @@ void check_score(check *c)
             for (uint32_t sub = 0; sub < 3; sub++) {
                 const uint32_t group = check_groups[g], i = (g * check_dims(c) + d) * 3 + sub;
                 score_case(c, (kvf_dtype)(i % 3), check_head_dims[d], group, 1u << sub,
-                           pages[group > 4 ? i % 5 : i % 9],
-                           i % 4 ? DATA_NORMAL : (check_data)(i / 4 % DATA_COUNT));
+                           pages[group > 4 ? i % 5 : i % 9], check_data_of(i));
             }
     score_case(c, KVF_BF16, 64, 1, 1, 65536 + 3, DATA_NORMAL);
 }
@@ -178,11 +166,9 @@ static void copy_case(check *c, size_t bytes, uint32_t count, uint32_t per_task_
     a.per_task = 1 + check_below(c, per_task_max);
     check_describe(c, "bytes=%zu count=%u per_task=%u stream=%u shift=%zu", bytes, count,
                    a.per_task, stream, shift);
-    uint8_t *from = check_in(c, bytes * count);
+    const uint8_t *from = check_noise_in(c, bytes * count);
     const void **sources = check_in(c, count * sizeof *sources);
     void **targets = check_in(c, count * sizeof *targets);
-    for (size_t i = 0; i < bytes * count; i++)
-        from[i] = (uint8_t)check_random(c);
     for (uint32_t i = 0; i < count; i++)
         sources[i] = from + bytes * check_below(c, count);
     a.from = sources;
@@ -218,9 +204,8 @@ static void repack_case(check *c, const kvf_shape *keys, uint32_t tokens, uint32
     a.shape = check_values(c, keys);
     a.kv_heads = 1 + check_below(c, 3);
     a.first = check_below(c, shape->page_size);
-    check_describe(c, "%s d=%u P=%u heads=%u tokens=%u first=%u faults=%u",
-                   check_dtype_name(shape->dtype), shape->head_dim, shape->page_size, a.kv_heads,
-                   tokens, a.first, faults);
+    check_describe(c, "%s heads=%u tokens=%u first=%u faults=%u", check_shape_text(shape),
+                   a.kv_heads, tokens, a.first, faults);
     const uint32_t blocks = kvf_div_ceil_u32(a.first + tokens, shape->page_size);
     const uint32_t heads = tokens * a.kv_heads;
     const uint32_t elements[] = {heads * shape->head_dim, heads * kvf_value_dim(shape)};
@@ -254,12 +239,10 @@ static void repack_case(check *c, const kvf_shape *keys, uint32_t tokens, uint32
 void check_repack(check *c)
 {
     static const uint32_t tokens[] = {0, 1, 7, 8, 33, 64, 100};
-    for (uint32_t i = 0; i < 36 * check_dims(c); i++)
-        repack_case(c,
-                    &(kvf_shape){(kvf_dtype)(i % 3), check_head_dims[i / 3 % check_dims(c)],
-                                 check_page_sizes[i / (3 * check_dims(c)) % 4], KVF_PAGES_NATIVE,
-                                 0},
-                    tokens[i % 7], i % 3 ? 0 : i % 4);
+    for (uint32_t i = 0; i < 36 * check_dims(c); i++) {
+        const kvf_shape s = check_shape(c, i, i / 3, i / (3 * check_dims(c)) % 4);
+        repack_case(c, &s, tokens[i % 7], i % 3 ? 0 : i % 4);
+    }
 }
 
 /* Numbers that rounding treats each in its own way: between two that are stored, half-way, too
@@ -326,16 +309,12 @@ static void take_case(check *c, const kvf_shape *keys, uint32_t count)
     a.kv_heads = 1 + check_below(c, 3);
     a.stride = count + check_below(c, 4);
     const uint32_t pages = 1 + check_below(c, 20), tokens = pages * shape->page_size;
-    check_describe(c, "%s d=%u P=%u heads=%u count=%u pages=%u", check_dtype_name(shape->dtype),
-                   shape->head_dim, shape->page_size, a.kv_heads, count, pages);
+    check_describe(c, "%s heads=%u count=%u pages=%u", check_shape_text(shape), a.kv_heads, count,
+                   pages);
     const size_t block = a.kv_heads * kvf_page_bytes(shape);
     const void **blocks = check_in(c, pages * sizeof *blocks);
-    for (uint32_t i = 0; i < pages; i++) {
-        uint8_t *page = check_in(c, block);
-        for (size_t k = 0; k < block; k++)
-            page[k] = (uint8_t)check_random(c);
-        blocks[pages - 1 - i] = page;
-    }
+    for (uint32_t i = 0; i < pages; i++)
+        blocks[pages - 1 - i] = check_noise_in(c, block);
     uint32_t *ids = check_in(c, (size_t)a.kv_heads * a.stride * sizeof *ids);
     for (size_t i = 0; i < (size_t)a.kv_heads * a.stride; i++)
         ids[i] = check_below(c, tokens);
@@ -361,8 +340,7 @@ void check_take(check *c)
 {
     static const uint32_t counts[] = {0, 1, 7, 63, 64, 65, 200};
     for (uint32_t i = 0; i < 12 * check_dims(c); i++) {
-        const kvf_shape s = {(kvf_dtype)(i % 3), check_head_dims[i / 12],
-                             check_page_sizes[i / 3 % 4], KVF_PAGES_NATIVE, 0};
+        const kvf_shape s = check_shape(c, i, i / 12, i / 3 % 4);
         take_case(c, &s, counts[i % 7]);
     }
 }

@@ -254,8 +254,7 @@ static void caller_scores_case(check *c, bool by_score)
                                             : NAN;
         a.scores = scores;
     } else {
-        int32_t *ids = check_in(c, entries * sizeof *ids);
-        check_noise(c, ids, entries * sizeof *ids);
+        int32_t *ids = check_noise_in(c, entries * sizeof *ids);
         for (size_t i = 0; i < entries; i++)
             if (check_below(c, 9))
                 ids[i] = (int32_t)check_below(c, w.p.pages_max + 2) - 1;
@@ -399,11 +398,8 @@ static void assemble_case(check *c, uint32_t rows, uint32_t blocks_max)
     const uint32_t ids_max = a.choices.ids_max;
     a.spans_max = w.p.static_pages + w.p.ring_blocks * w.p.block_pages + ids_max;
     make_ids(c, &w, &a.choices);
-    if (check_below(c, 2)) {
-        uint64_t *masks = check_in(c, (size_t)lists * ids_max * sizeof *masks);
-        check_noise(c, masks, (size_t)lists * ids_max * sizeof *masks);
-        a.masks = masks;
-    }
+    if (check_below(c, 2))
+        a.masks = check_noise_in(c, (size_t)lists * ids_max * sizeof *a.masks);
     a.spans = check_changed(c, "spans", (size_t)lists * a.spans_max * sizeof *a.spans);
     a.span_count = check_changed(c, "span_count", lists * sizeof *a.span_count);
     check_track(c, "counters", w.counters, sizeof *w.counters);
@@ -426,16 +422,14 @@ static void assemble_case(check *c, uint32_t rows, uint32_t blocks_max)
 /* Scores of every list, and how many pages of them are wanted. */
 static float *make_scores(check *c, const check_rows *w, kvf_select_args *a)
 {
-    const uint32_t lists = w->rows * w->p.lists, ids_max = a->assemble.choices.ids_max;
+    const uint32_t lists = w->rows * w->p.lists;
     float *scores = check_in(c, (size_t)lists * a->stride * sizeof *scores);
-    uint32_t *count = check_in(c, lists * sizeof *count), *k = check_in(c, lists * sizeof *k);
-    for (uint32_t l = 0; l < lists; l++) {
+    uint32_t *count = check_in(c, lists * sizeof *count);
+    for (uint32_t l = 0; l < lists; l++)
         count[l] = kvf_row_sealed_pages(&w->p, &w->row[l / w->p.lists]);
-        k[l] = check_below(c, 4) ? ids_max : check_below(c, ids_max + 1);
-    }
     a->scores = scores;
     a->count = count;
-    a->k = k;
+    a->k = check_counts(c, lists, a->assemble.choices.ids_max);
     return scores;
 }
 
@@ -500,18 +494,11 @@ static void select_case(check *c, uint32_t rows, uint32_t blocks_max, uint32_t i
                         bool of_masses)
 {
     check_rows w;
-    if (!check_begin(c))
+    if (!CHECK_ROWS(c, &w, "select", .rows = rows, .blocks_max = blocks_max, .by_kv_head = true,
+                    .all_fit = rows > 1,
+                    .by_token = blocks_max > 1000, /* several blocks of a GPU per list */
+                    .statics_max = 40, .pool_blocks = blocks_max))
         return;
-    check_rows_make(
-        c, &w,
-        &(check_rows_config){.rows = rows,
-                             .blocks_max = blocks_max,
-                             .by_kv_head = true,
-                             .all_fit = rows > 1,
-                             .by_token = blocks_max > 1000, /* several blocks of a GPU per list */
-                             .statics_max = 40,
-                             .pool_blocks = blocks_max});
-    check_rows_describe(c, &w, "select");
     const uint32_t lists = w.rows * w.p.lists;
     kvf_select_args a = {.stride = stride_of(c, w.p.pages_max), .work_stride = w.p.pages_max};
     kvf_assemble_args *assemble = &a.assemble;
@@ -526,27 +513,14 @@ static void select_case(check *c, uint32_t rows, uint32_t blocks_max, uint32_t i
     assemble->spans_max = w.p.static_pages + w.p.ring_blocks * w.p.block_pages + choices->ids_max;
     float *scores = make_scores(c, &w, &a);
     a.work = check_out(c, (size_t)lists * a.work_stride * sizeof *a.work);
-    a.arrived = check_out(c, lists * sizeof *a.arrived);
+    a.arrived = check_changed(c, "arrived", lists * sizeof *a.arrived);
     memset(a.arrived, 0, lists * sizeof *a.arrived);
-    const struct {
-        const char *name;
-        void *at;
-        size_t bytes;
-    } out[] = {
-        {"ids", choices->ids = check_out(c, ids * sizeof *choices->ids),
-         ids * sizeof *choices->ids},
-        {"id_count", choices->id_count = check_out(c, lists * 4),
-         lists * sizeof *choices->id_count},
-        {"missed", choices->missed = check_out(c, ids * 4), ids * sizeof *choices->missed},
-        {"miss_count", choices->miss_count = check_out(c, lists * 4),
-         lists * sizeof *choices->miss_count},
-        {"span_count", assemble->span_count = check_out(c, lists * 4),
-         lists * sizeof *assemble->span_count},
-        {"arrived", a.arrived, lists * sizeof *a.arrived},
-        {"counters", w.counters, sizeof *w.counters},
-    };
-    for (size_t i = 0; i < sizeof out / sizeof *out; i++)
-        check_track(c, out[i].name, out[i].at, out[i].bytes);
+    choices->ids = check_changed(c, "ids", ids * sizeof *choices->ids);
+    choices->id_count = check_changed(c, "id_count", lists * sizeof *choices->id_count);
+    choices->missed = check_changed(c, "missed", ids * sizeof *choices->missed);
+    choices->miss_count = check_changed(c, "miss_count", lists * sizeof *choices->miss_count);
+    assemble->span_count = check_changed(c, "span_count", lists * sizeof *assemble->span_count);
+    check_track(c, "counters", w.counters, sizeof *w.counters);
     choices->slot_of_id = check_out(c, ids * sizeof *choices->slot_of_id);
     choices->misses = check_out(c, ids * sizeof *choices->misses);
     assemble->spans = check_out(c, (size_t)lists * assemble->spans_max * sizeof *assemble->spans);
@@ -631,12 +605,9 @@ static void csr_case(check *c, uint32_t rows)
 static void overlap_case(check *c)
 {
     check_rows w;
-    if (!check_begin(c))
+    if (!CHECK_ROWS(c, &w, "overlap", .rows = 1, .blocks_max = 1 + check_below(c, 30),
+                    .pool_blocks = 4))
         return;
-    check_rows_make(
-        c, &w,
-        &(check_rows_config){.rows = 1, .blocks_max = 1 + check_below(c, 30), .pool_blocks = 4});
-    check_rows_describe(c, &w, "overlap");
     const uint32_t heads = w.p.kv_heads, tokens = 1 + check_below(c, 1500);
     kvf_overlap_args a = {
         .paging = w.p, .row = w.row, .rest = 1 + check_below(c, 300), .counters = w.counters};
@@ -678,8 +649,7 @@ static void compare_case(check *c, uint32_t heads)
     a.shape.dtype = (kvf_dtype)check_below(c, 3);
     a.shape.head_dim = check_head_dims[check_below(c, check_dims(c))];
     a.shape = check_values(c, &a.shape);
-    check_describe(c, "compare, %s d=%u/%u heads=%u", check_dtype_name(a.shape.dtype),
-                   a.shape.head_dim, kvf_value_dim(&a.shape), heads);
+    check_describe(c, "compare, %s heads=%u", check_shape_text(&a.shape), heads);
     const size_t count = (size_t)heads * kvf_value_dim(&a.shape);
     void *out = check_in(c, count * kvf_dtype_bytes(a.shape.dtype));
     void *dense = check_in(c, count * kvf_dtype_bytes(a.shape.dtype));

@@ -18,17 +18,12 @@
 /* Rows of quantized pages, or of such in another form. False: this case is left out. */
 static bool begin_rows(check *c, check_rows *w, uint32_t rows, const char *what)
 {
-    if (!check_begin(c))
-        return false;
-    const uint32_t blocks_max = 1 + check_below(c, 12);
-    kvf_pages pages = check_below(c, 2) ? KVF_PAGES_K8V8 : KVF_PAGES_K8V4;
-    if (strcmp(what, "read") == 0 && c->cases % 4 == 0)
-        pages = KVF_PAGES_NATIVE;
-    check_rows_make(c, w,
-                    &(check_rows_config){
-                        .rows = rows, .blocks_max = blocks_max, .pages = pages, .pool_blocks = 8});
-    check_rows_describe(c, w, what);
-    return true;
+    const bool is_exact = strcmp(what, "read") == 0 && c->cases % 4 == 3;
+    return CHECK_ROWS(c, w, what, .rows = rows, .blocks_max = 1 + check_below(c, 12),
+                      .pages = is_exact            ? KVF_PAGES_NATIVE
+                               : check_below(c, 2) ? KVF_PAGES_K8V8
+                                                   : KVF_PAGES_K8V4,
+                      .pool_blocks = 8);
 }
 
 /* Numbers where quantize reads them, and in every third case a few that are none. */
@@ -218,15 +213,13 @@ static void carry_case(check *c, check_data data)
     const uint32_t count = row->sealed * w.p.block_size;
     kvf_carry_args a = {.paging = w.p, .quantized = check_below(c, w.p.blocks_max + 1), .row = row};
     const uint32_t blocks = kvf_max_u32(a.quantized, row->sealed);
-    char *pool = check_changed(c, "pool", blocks * block + 1),
-         *before = check_in(c, blocks * block);
+    char *pool = check_changed(c, "pool", blocks * block + 1);
     const void **from = check_in(c, a.quantized * sizeof *from);
     void **to = check_in(c, row->sealed * sizeof *to);
     check_noise(c, pool, blocks * block);
     for (uint32_t b = 0; b < blocks; b++)
         sound_scales(&w.p, pool + b * block);
-    if (blocks)
-        memcpy(before, pool, blocks * block);
+    const char *before = check_put(c, pool, blocks * block);
     for (uint32_t b = 0; b < a.quantized; b++)
         from[b] = pool + b * block;
     for (uint32_t b = row->sealed_before; b < row->sealed; b++)
@@ -287,9 +280,7 @@ static void loss_case(check *c, const kvf_shape *keys, check_data data)
     if (!check_begin(c))
         return;
     const kvf_shape s = check_values(c, keys);
-    check_describe(c, "loss of pages %d, %s d=%u/%u P=%u data=%d", (int)s.pages,
-                   check_dtype_name(s.dtype), s.head_dim, kvf_value_dim(&s), s.page_size,
-                   (int)data);
+    check_describe(c, "loss, %s data=%d", check_shape_text(&s), (int)data);
     const uint32_t t = check_below(c, s.page_size), d = s.head_dim, values = kvf_value_dim(&s);
     void *token = check_in(c, kvf_token_bytes(&s)), *page = check_in(c, kvf_stored_page_bytes(&s));
     float x[KVF_HEAD_DIM_MAX], y[KVF_HEAD_DIM_MAX];
@@ -334,9 +325,8 @@ void check_quantized(check *c)
     static const float bad[] = {NAN, INFINITY, -INFINITY};
     for (uint32_t i = 0; i < 6 * check_dims(c); i++)
         for (uint32_t kind = 0; kind < 2; kind++) {
-            const kvf_shape s = {(kvf_dtype)(i % 3), check_head_dims[i / 6],
-                                 check_page_sizes[i % CHECK_PAGE_SIZES],
-                                 kind ? KVF_PAGES_K8V8 : KVF_PAGES_K8V4, 0};
+            kvf_shape s = check_shape(c, i, i / 6, i);
+            s.pages = kind ? KVF_PAGES_K8V8 : KVF_PAGES_K8V4;
             /* Values beyond fp16 are cut off in int4. */
             const check_data data = (check_data)(i % DATA_COUNT);
             loss_case(c, &s, data == DATA_LARGE && !kind ? DATA_NORMAL : data);

@@ -8,15 +8,6 @@
 
 #include <string.h>
 
-void check_noise(check *c, void *to, size_t bytes)
-{
-    uint8_t *at = to;
-    for (size_t i = 0; i < bytes; i += 8) {
-        const uint64_t x = check_random(c);
-        memcpy(at + i, &x, bytes - i < 8 ? bytes - i : 8);
-    }
-}
-
 uint32_t check_subset(check *c, uint32_t n, uint32_t most, int32_t *to)
 {
     const uint32_t wanted = check_below(c, kvf_min_u32(n, most) + 1);
@@ -25,20 +16,6 @@ uint32_t check_subset(check *c, uint32_t n, uint32_t most, int32_t *to)
         if (check_below(c, n - i) < wanted - taken)
             to[taken++] = (int32_t)i;
     return taken;
-}
-
-static void *noise_in(check *c, size_t bytes)
-{
-    void *to = check_in(c, bytes);
-    check_noise(c, to, bytes);
-    return to;
-}
-
-static void *noise_out(check *c, size_t bytes)
-{
-    void *to = check_out(c, bytes);
-    check_noise(c, to, bytes);
-    return to;
 }
 
 #define USE 1000u /* number of the call */
@@ -88,9 +65,9 @@ static void make_blocks(check *c, const kvf_paging *p, kvf_row *row,
     const uint32_t least = blocks > p->ring_blocks ? blocks - p->ring_blocks : 0;
     row->sealed = least + check_below(c, row->length / p->block_size - least + 1);
     row->sealed_before = check_below(c, row->sealed + 1);
-    row->ring = noise_out(c, kvf_ring_size(p));
+    row->ring = check_noise_out(c, kvf_ring_size(p));
     row->blocks = check_out(c, p->blocks_max * sizeof *row->blocks);
-    char *pool = noise_in(c, most * block);
+    char *pool = check_noise_in(c, most * block);
     const uint32_t step = 1 + check_below(c, most);
     row->block_of = check_out(c, p->blocks_max * sizeof *row->block_of);
     for (uint32_t i = 0; i < blocks; i++) {
@@ -101,7 +78,7 @@ static void make_blocks(check *c, const kvf_paging *p, kvf_row *row,
     row->pool = check_put(c, row->blocks + row->sealed_before,
                           (row->sealed - row->sealed_before) * sizeof *row->blocks);
     row->digest_stride = (size_t)most * p->digest_bytes;
-    row->digests = noise_out(c, p->kv_heads * row->digest_stride);
+    row->digests = check_noise_out(c, p->kv_heads * row->digest_stride);
 }
 
 /* Copy token `position` of a page to entry `entry` of the store. */
@@ -145,7 +122,7 @@ static void make_cache(check *c, check_rows *w, const check_rows_config *config)
                  slots = (size_t)p->kv_heads * p->slots;
     w->slot_of_page = check_out(c, pages * sizeof *w->slot_of_page);
     w->slot_words = check_out(c, slots * sizeof *w->slot_words);
-    w->slots = config->without_slots ? NULL : noise_out(c, slots * bytes);
+    w->slots = config->without_slots ? NULL : check_noise_out(c, slots * bytes);
     memset(w->slot_of_page, 0xff, pages * sizeof *w->slot_of_page);
     memset(w->slot_words, 0xff, slots * sizeof *w->slot_words);
 }
@@ -196,14 +173,15 @@ void check_rows_make(check *c, check_rows *w, const check_rows_config *config)
         make_blocks(c, p, row, config);
         job += row->sealed - row->sealed_before;
         row->bits = check_out(c, p->kv_heads * p->blocks_max * sizeof *row->bits);
-        row->static_kv = noise_out(c, p->kv_heads * p->static_pages * kvf_page_bytes(&p->shape));
+        row->static_kv =
+            check_noise_out(c, p->kv_heads * p->static_pages * kvf_page_bytes(&p->shape));
         row->static_ids = check_out(c, p->kv_heads * kvf_static_room(p) * sizeof(uint32_t));
         row->static_count = check_out(c, p->kv_heads * sizeof *row->static_count);
         for (uint32_t h = 0; h < p->kv_heads; h++)
             make_static(c, w, row, h, chosen);
         fill_slots(c, w, row, b, config->pool_blocks);
         row->queries =
-            noise_out(c, p->query_window * p->kv_heads * p->group * kvf_key_bytes(&p->shape));
+            check_noise_out(c, p->query_window * p->kv_heads * p->group * kvf_key_bytes(&p->shape));
         row->query_count = 1 + check_below(c, p->query_window);
         row->query_slot = check_below(c, row->query_count);
         row->fault = check_put_out(c, &(uint64_t){UINT64_MAX}, sizeof(uint64_t));

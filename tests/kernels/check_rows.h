@@ -46,7 +46,6 @@ void check_rows_describe(check *c, const check_rows *w, const char *what);
     (check_begin(c) && (check_rows_make((c), (w), &(check_rows_config){__VA_ARGS__}),              \
                         check_rows_describe((c), (w), (what)), true))
 
-void check_noise(check *c, void *to, size_t bytes);
 /* At most `most` of 0 .. n-1, ascending, at random; returns how many. */
 uint32_t check_subset(check *c, uint32_t n, uint32_t most, int32_t *to);
 

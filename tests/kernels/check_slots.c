@@ -39,8 +39,7 @@ static void make_rows(world *w, uint32_t pool_blocks)
 {
     check *c = w->c;
     w->row = check_in(c, w->rows * sizeof *w->row);
-    char *pool = check_in(c, pool_blocks * kvf_block_bytes(&w->p));
-    check_noise(c, pool, pool_blocks * kvf_block_bytes(&w->p));
+    char *pool = check_noise_in(c, pool_blocks * kvf_block_bytes(&w->p));
     for (uint32_t r = 0; r < w->rows; r++) {
         const uint32_t common = r ? check_below(c, w->blocks + 1) : 0;
         uint32_t *block_of = check_out(c, w->blocks * sizeof *block_of);
@@ -80,30 +79,30 @@ static void make_world(check *c, world *w, uint32_t rows, uint32_t per, uint32_t
                         .ring_blocks = 1};
     w->page_count = (size_t)HEADS * w->p.pool_pages;
     w->word_count = (size_t)HEADS * slots;
-    w->slot_of_page = check_out(c, w->page_count * sizeof *w->slot_of_page);
-    w->words = check_out(c, w->word_count * sizeof *w->words);
-    w->tags = check_out(c, w->word_count * sizeof *w->tags);
+    w->slot_of_page = check_changed(c, NULL, w->page_count * sizeof *w->slot_of_page);
+    w->words = check_changed(c, NULL, w->word_count * sizeof *w->words);
+    w->tags = check_changed(c, NULL, w->word_count * sizeof *w->tags);
     w->writes = is_tagged ? check_out(c, pool_blocks * w->p.block_size * sizeof *w->writes) : NULL;
-    w->slots = check_out(c, w->word_count * kvf_page_bytes(&w->p.shape));
-    w->counters = check_out(c, sizeof *w->counters);
+    w->slots = check_changed(c, NULL, w->word_count * kvf_page_bytes(&w->p.shape));
+    w->counters = check_changed(c, NULL, sizeof *w->counters);
     w->slot_before = check_in(c, w->page_count * sizeof *w->slot_before);
     w->words_before = check_in(c, w->word_count * sizeof *w->words_before);
     w->tags_before = check_in(c, w->word_count * sizeof *w->tags_before);
     memset(w->slot_of_page, 0xff, w->page_count * sizeof *w->slot_of_page);
     memset(w->words, 0xff, w->word_count * sizeof *w->words);
-    check_track(c, NULL, w->slot_of_page, w->page_count * sizeof *w->slot_of_page);
-    check_track(c, NULL, w->words, w->word_count * sizeof *w->words);
-    check_track(c, NULL, w->tags, w->word_count * sizeof *w->tags);
-    check_track(c, NULL, w->slots, w->word_count * kvf_page_bytes(&w->p.shape));
-    check_track(c, NULL, w->counters, sizeof *w->counters);
     make_rows(w, pool_blocks);
 }
 
-static void remember(world *w)
+/* Before a launch: of the reference, whose slots are noted, then of the variant, which gets them.
+ */
+static void begin_on_slots(world *w, int is_var)
 {
-    memcpy(w->slot_before, w->slot_of_page, w->page_count * sizeof *w->slot_before);
-    memcpy(w->words_before, w->words, w->word_count * sizeof *w->words_before);
-    memcpy(w->tags_before, w->tags, w->word_count * sizeof *w->tags_before);
+    const size_t pages = w->page_count * sizeof *w->slot_of_page;
+    const size_t words = w->word_count * sizeof *w->words, tags = w->word_count * sizeof *w->tags;
+    memcpy(is_var ? w->slot_of_page : w->slot_before, is_var ? w->slot_before : w->slot_of_page,
+           pages);
+    memcpy(is_var ? w->words : w->words_before, is_var ? w->words_before : w->words, words);
+    memcpy(is_var ? w->tags : w->tags_before, is_var ? w->tags_before : w->tags, tags);
 }
 
 /* A page has one slot, and a slot one page. */
@@ -238,14 +237,11 @@ static void resolve_case(check *c, uint32_t rows, uint32_t per, uint32_t blocks,
             w.writes[check_below(c, w.p.pool_pages * w.p.shape.page_size)]++;
         for (uint32_t r = 0; r < rows; r++)
             w.row[r].use = UINT32_MAX - 2 + step; /* the count goes around */
-        remember(&w);
-        CHECK_RUN(c, c->ref, resolve, &a, false);
-        look_at(&w, &a, true);
-        memcpy(w.slot_of_page, w.slot_before, w.page_count * sizeof *w.slot_of_page);
-        memcpy(w.words, w.words_before, w.word_count * sizeof *w.words);
-        memcpy(w.tags, w.tags_before, w.word_count * sizeof *w.tags);
-        CHECK_RUN(c, c->var, resolve, &a, true);
-        look_at(&w, &a, false);
+        for (int is_var = 0; is_var < 2; is_var++) {
+            begin_on_slots(&w, is_var);
+            CHECK_RUN(c, is_var ? c->var : c->ref, resolve, &a, is_var);
+            look_at(&w, &a, !is_var);
+        }
     }
 }
 
@@ -301,13 +297,11 @@ static void admit_case(check *c, uint32_t rows, uint32_t blocks, uint32_t slots)
             for (uint32_t b = 0; b < blocks; b++) /* blocks of their own */
                 row->block_of[b] = r * blocks + (b + step) % blocks;
         }
-        remember(&w);
-        CHECK_RUN(c, c->ref, admit, &a, false);
-        look_at_admitted(&w, &a);
-        memcpy(w.slot_of_page, w.slot_before, w.page_count * sizeof *w.slot_of_page);
-        memcpy(w.words, w.words_before, w.word_count * sizeof *w.words);
-        CHECK_RUN(c, c->var, admit, &a, true);
-        look_at_admitted(&w, &a);
+        for (int is_var = 0; is_var < 2; is_var++) {
+            begin_on_slots(&w, is_var);
+            CHECK_RUN(c, is_var ? c->var : c->ref, admit, &a, is_var);
+            look_at_admitted(&w, &a);
+        }
     }
 }
 
@@ -445,14 +439,11 @@ static void admit_written_case(check *c, uint32_t blocks, uint32_t slots)
         for (uint32_t i = 0; i < a.tokens; i++)
             if (of[i] >= 0 && of[i] < most)
                 w.writes[of[i]]++;
-        remember(&w);
-        CHECK_RUN(c, c->ref, admit_written, &a, false);
-        look_at_written(&w, &a);
-        memcpy(w.slot_of_page, w.slot_before, w.page_count * sizeof *w.slot_of_page);
-        memcpy(w.words, w.words_before, w.word_count * sizeof *w.words);
-        memcpy(w.tags, w.tags_before, w.word_count * sizeof *w.tags);
-        CHECK_RUN(c, c->var, admit_written, &a, true);
-        look_at_written(&w, &a);
+        for (int is_var = 0; is_var < 2; is_var++) {
+            begin_on_slots(&w, is_var);
+            CHECK_RUN(c, is_var ? c->var : c->ref, admit_written, &a, is_var);
+            look_at_written(&w, &a);
+        }
     }
 }
 

@@ -36,6 +36,14 @@ const char *check_dtype_name(kvf_dtype dtype)
     return names[dtype];
 }
 
+const char *check_shape_text(const kvf_shape *s)
+{
+    static char text[64];
+    snprintf(text, sizeof text, "%s d=%u/%u P=%u pages=%d", check_dtype_name(s->dtype), s->head_dim,
+             kvf_value_dim(s), s->page_size, (int)s->pages);
+    return text;
+}
+
 uint64_t check_random(check *c)
 {
     return kvf_random_next(&c->state);
@@ -44,6 +52,17 @@ uint64_t check_random(check *c)
 uint32_t check_below(check *c, uint32_t n)
 {
     return kvf_random_below(&c->state, n);
+}
+
+kvf_shape check_shape(const check *c, uint32_t dtype, uint32_t head_dim, uint32_t page_size)
+{
+    return (kvf_shape){(kvf_dtype)(dtype % 3), check_head_dims[head_dim % check_dims(c)],
+                       check_page_sizes[page_size % CHECK_PAGE_SIZES], KVF_PAGES_NATIVE, 0};
+}
+
+check_data check_data_of(uint32_t i)
+{
+    return i % 4 ? DATA_NORMAL : (check_data)(i / 4 % DATA_COUNT);
 }
 
 kvf_shape check_values(check *c, const kvf_shape *shape)
@@ -185,10 +204,59 @@ void *check_put_out(check *c, const void *data, size_t bytes)
     return to;
 }
 
+void check_noise(check *c, void *to, size_t bytes)
+{
+    uint8_t *at = to;
+    for (size_t i = 0; i < bytes; i += 8) {
+        const uint64_t x = check_random(c);
+        memcpy(at + i, &x, bytes - i < 8 ? bytes - i : 8);
+    }
+}
+
+void *check_noise_in(check *c, size_t bytes)
+{
+    void *to = check_in(c, bytes);
+    check_noise(c, to, bytes);
+    return to;
+}
+
+void *check_noise_out(check *c, size_t bytes)
+{
+    void *to = check_out(c, bytes);
+    check_noise(c, to, bytes);
+    return to;
+}
+
+uint32_t *check_counts(check *c, size_t n, uint32_t most)
+{
+    uint32_t *counts = check_in(c, n * sizeof *counts);
+    for (size_t i = 0; i < n; i++)
+        counts[i] = check_below(c, 4) ? most : check_below(c, most + 1);
+    return counts;
+}
+
+/* Numbers of check_normal, the same for every case: 16 random bits choose one of them. */
+static void fill_normal(check *c, void *to, kvf_dtype dtype, size_t count)
+{
+    enum { NUMBERS = 1 << 16 };
+    static float numbers[NUMBERS];
+    static bool are_drawn;
+    uint64_t bits = 0;
+    const uint64_t state = c->state;
+    c->state = NUMBERS;
+    for (size_t i = 0; !are_drawn && i < NUMBERS; i++)
+        numbers[i] = (float)check_normal(c);
+    are_drawn = true;
+    c->state = state;
+    for (size_t i = 0; i < count; i++, bits >>= 16) {
+        if (i % 4 == 0)
+            bits = check_random(c);
+        kvf_element_set(to, dtype, i, numbers[bits & 0xffff]);
+    }
+}
+
 static float draw(check *c, kvf_dtype dtype, check_data data, float constant)
 {
-    if (data == DATA_NORMAL)
-        return (float)check_normal(c);
     if (data == DATA_EQUAL)
         return constant;
     const uint64_t bits = check_random(c);
@@ -201,7 +269,9 @@ static float draw(check *c, kvf_dtype dtype, check_data data, float constant)
 void check_fill(check *c, void *to, kvf_dtype dtype, size_t count, check_data data)
 {
     const float constant = (float)check_normal(c);
-    for (size_t i = 0; i < count; i++)
+    if (data == DATA_NORMAL)
+        fill_normal(c, to, dtype, count);
+    for (size_t i = 0; data != DATA_NORMAL && i < count; i++)
         kvf_element_set(to, dtype, i, draw(c, dtype, data, constant));
 }
 
@@ -338,13 +408,25 @@ void check_run(check *c, const kvf_kernels *table, kvf_task_fn fn, check_args ar
 void check_track(check *c, const char *name, void *data, size_t bytes)
 {
     KVF_ASSERT(c->tracked_count < CHECK_TRACKED_MAX);
-    c->tracked[c->tracked_count++] = (check_tracked){name, data, bytes};
+    c->tracked[c->tracked_count++] = (check_tracked){.name = name, .data = data, .bytes = bytes};
 }
 
 void *check_changed(check *c, const char *name, size_t bytes)
 {
     void *data = check_out(c, bytes);
     check_track(c, name, data, bytes);
+    return data;
+}
+
+void *check_near(check *c, const char *name, kvf_dtype dtype, size_t count, double absolute,
+                 double relative)
+{
+    void *data = check_changed(c, name, count * kvf_dtype_bytes(dtype));
+    check_tracked *t = &c->tracked[c->tracked_count - 1];
+    t->count = count;
+    t->dtype = dtype;
+    t->absolute = absolute;
+    t->relative = relative;
     return data;
 }
 
@@ -364,6 +446,12 @@ const uint32_t *check_block_of(check *c, uint32_t blocks, uint32_t *all)
     return block_of;
 }
 
+/* Bytes of its copy, in which numbers are aligned, too. */
+static size_t copy_bytes(const check_tracked *t)
+{
+    return kvf_round_up(t->bytes, sizeof(double));
+}
+
 /* All tracked bytes to or from one buffer of the host. */
 static void copy_tracked(const check *c, uint8_t *copy, bool is_saved)
 {
@@ -371,7 +459,7 @@ static void copy_tracked(const check *c, uint8_t *copy, bool is_saved)
         const check_tracked *t = &c->tracked[i];
         if (t->bytes)
             memcpy(is_saved ? copy : t->data, is_saved ? t->data : copy, t->bytes);
-        copy += t->bytes;
+        copy += copy_bytes(t);
     }
 }
 
@@ -379,7 +467,7 @@ void check_both(check *c, kvf_task_fn ref, kvf_task_fn var, check_args args, uin
 {
     size_t bytes = 0, at = 0;
     for (uint32_t i = 0; i < c->tracked_count; i++)
-        bytes += c->tracked[i].bytes;
+        bytes += copy_bytes(&c->tracked[i]);
     uint8_t *before = malloc(2 * bytes + 1), *want = before + bytes;
     KVF_ASSERT(before);
     copy_tracked(c, before, true);
@@ -388,9 +476,13 @@ void check_both(check *c, kvf_task_fn ref, kvf_task_fn var, check_args args, uin
     copy_tracked(c, before, false);
     check_run(c, c->var, var, args, tasks, true);
     for (uint32_t i = 0; i < c->tracked_count; i++) {
-        if (c->tracked[i].name)
-            check_bits(c, c->tracked[i].name, c->tracked[i].data, want + at, c->tracked[i].bytes);
-        at += c->tracked[i].bytes;
+        const check_tracked *t = &c->tracked[i];
+        if (t->count)
+            check_elements(c, t->name, t->data, want + at, t->dtype, t->count, t->absolute,
+                           t->relative);
+        else if (t->name)
+            check_bits(c, t->name, t->data, want + at, t->bytes);
+        at += copy_bytes(t);
     }
     free(before);
 }

@@ -45,6 +45,9 @@ typedef struct check_tracked {
     const char *name;
     void *data;
     size_t bytes;
+    size_t count; /* of numbers that may be off; 0: bits */
+    kvf_dtype dtype;
+    double absolute, relative;
 } check_tracked;
 
 /* Outputs of references, in the order of their runs: the cases of an operation are the same for
@@ -91,6 +94,10 @@ void check_end(check *c);
 
 uint64_t check_random(check *c);
 uint32_t check_below(check *c, uint32_t n); /* 0 .. n - 1 */
+/* The dtype, head size and page size of these numbers, each modulo how many there are. */
+kvf_shape check_shape(const check *c, uint32_t dtype, uint32_t head_dim, uint32_t page_size);
+/* The next kind of numbers for every fourth case, usual ones for the others. */
+check_data check_data_of(uint32_t i);
 /* The shape, on the host often with values that are narrower than keys. */
 kvf_shape check_values(check *c, const kvf_shape *shape);
 kvf_subgroup check_subgroup(check *c, uint32_t group); /* mostly all of the group */
@@ -103,6 +110,12 @@ void *check_out(check *c, size_t bytes);
 void *check_put(check *c, const void *data, size_t bytes);
 /* An output with these bytes in it. */
 void *check_put_out(check *c, const void *data, size_t bytes);
+/* The same of random bytes. */
+void check_noise(check *c, void *to, size_t bytes);
+void *check_noise_in(check *c, size_t bytes);
+void *check_noise_out(check *c, size_t bytes);
+/* `n` counts, most of them `most`. */
+uint32_t *check_counts(check *c, size_t n, uint32_t most);
 
 void check_fill(check *c, void *to, kvf_dtype dtype, size_t count, check_data data);
 /* fp32 numbers that round to those of `from`, most of them not equal. */
@@ -128,6 +141,9 @@ void check_run(check *c, const kvf_kernels *table, kvf_task_fn fn, check_args ar
 void check_track(check *c, const char *name, void *data, size_t bytes);
 /* The memory of check_out, tracked. */
 void *check_changed(check *c, const char *name, size_t bytes);
+/* The same for `count` numbers, which may be off by so much; see check_elements. */
+void *check_near(check *c, const char *name, kvf_dtype dtype, size_t count, double absolute,
+                 double relative);
 /* Masses, tops, sums and bits of what `a` says of lists, for reduce_mass; `has_ties`: of three
  * values only. */
 void check_masses(check *c, kvf_reduce_mass_args *a, bool is_damaged, bool has_ties);
@@ -151,6 +167,8 @@ extern const uint32_t check_groups[CHECK_GROUPS]; /* up to a sub-group, then lar
 #define CHECK_PAGE_SIZES 7u
 extern const uint32_t check_page_sizes[CHECK_PAGE_SIZES]; /* those of a block first */
 const char *check_dtype_name(kvf_dtype dtype);
+/* For descriptions; until the next call. */
+const char *check_shape_text(const kvf_shape *shape);
 
 /* The checks; each runs every case of one kernel or property, and every kernel of a family is run
  * by those of the family; see missing(). X(family, name, function, n): in the emulator and under a

@@ -23,13 +23,9 @@ void check_publish(check *c)
         a.list_max = i / 6 % 2 ? 700 : 100;
         a.low = i % 4 == 1 ? UINT32_MAX : a.low;
         check_describe(c, "count=%u low=%u high=%u list_max=%u", n, a.low, a.high, a.list_max);
-        const void **from = check_in(c, n * sizeof *from);
-        void **to = check_in(c, n * sizeof *to);
-        check_noise(c, from, n * sizeof *from);
-        check_noise(c, to, n * sizeof *to);
         a.count = check_put(c, &n, sizeof n);
-        a.from = from;
-        a.to = to;
+        a.from = check_noise_in(c, n * sizeof *a.from);
+        a.to = check_noise_in(c, n * sizeof *a.to);
         a.out_from = check_changed(c, "out_from", a.list_max * sizeof *a.out_from);
         a.out_to = check_changed(c, "out_to", a.list_max * sizeof *a.out_to);
         a.out_count = check_changed(c, "out_count", sizeof *a.out_count);
@@ -52,10 +48,9 @@ static void move_case(check *c, size_t bytes, uint32_t n)
     a.value = (uint32_t)check_random(c);
     check_describe(c, "bytes=%zu count=%u low=%u high=%u blocks=%u", bytes, n, a.low, a.high,
                    a.blocks);
-    uint8_t *pages = check_in(c, n * bytes), *slots = check_out(c, n * bytes);
+    uint8_t *pages = check_noise_in(c, n * bytes), *slots = check_changed(c, "slots", n * bytes);
     const void **from = check_in(c, n * sizeof *from);
     void **to = check_in(c, n * sizeof *to);
-    check_noise(c, pages, n * bytes);
     for (uint32_t i = 0; i < n; i++) {
         from[i] = pages + check_below(c, n) * bytes;
         to[i] = slots + (n - 1 - i) * bytes;
@@ -65,7 +60,6 @@ static void move_case(check *c, size_t bytes, uint32_t n)
     a.count = check_put(c, &n, sizeof n);
     a.arrived = check_put_out(c, &(uint32_t){0}, sizeof(uint32_t));
     a.done = check_put_out(c, &(uint32_t){9}, sizeof(uint32_t));
-    check_track(c, "slots", slots, n * bytes);
     check_track(c, "arrived", a.arrived, sizeof *a.arrived);
     check_track(c, "done", a.done, sizeof *a.done);
     if (check_below(c, 4) == 0)
@@ -99,25 +93,21 @@ static void writeback_case(check *c)
         const uint32_t most = kvf_min_u32(row->sealed, w.p.ring_blocks);
         row->sealed_before = row->sealed - check_below(c, most + 1);
         const uint32_t sealed = row->sealed - row->sealed_before;
-        char *pool = check_out(c, sealed * block);
+        char *pool = check_changed(c, "pool", sealed * block);
         void **blocks = check_in(c, sealed * sizeof *blocks);
         for (uint32_t i = 0; i < sealed; i++)
             blocks[i] = pool + (sealed - 1 - i) * block;
         row->pool = blocks;
-        check_track(c, "pool", pool, sealed * block);
     }
     CHECK_BOTH(c, writeback, &a);
 }
 
 static void drop_case(check *c)
 {
-    if (!check_begin(c))
-        return;
     check_rows w;
-    check_rows_make(
-        c, &w,
-        &(check_rows_config){.rows = 1 + check_below(c, 4), .blocks_max = 12, .pool_blocks = 4});
-    check_rows_describe(c, &w, "drop");
+    if (!CHECK_ROWS(c, &w, "drop", .rows = 1 + check_below(c, 4), .blocks_max = 12,
+                    .pool_blocks = 4))
+        return;
     const kvf_drop_args a = {
         .paging = w.p, .rows = w.rows, .sets = check_below(c, 2), .row = w.row};
     for (uint32_t b = 0; b < w.rows; b++) {
@@ -141,9 +131,7 @@ static void frame_case(check *c)
     a.bytes = 16 * (1 + check_below(c, 300));
     check_describe(c, "frame, frames=%u parts=%u bytes=%zu", (unsigned)a.frames, (unsigned)a.parts,
                    (size_t)a.bytes);
-    char *from = check_in(c, (size_t)a.frames * a.parts * a.bytes);
-    check_noise(c, from, (size_t)a.frames * a.parts * a.bytes);
-    a.from = from;
+    a.from = check_noise_in(c, (size_t)a.frames * a.parts * a.bytes);
     a.to = check_changed(c, "to", (size_t)a.parts * a.bytes);
     a.turns = check_changed(c, "turns", a.parts * sizeof *a.turns);
     for (uint32_t i = 0; i < a.parts; i++)
