@@ -111,32 +111,6 @@ TEST(settings_in_force_are_told)
 
 /* ---- full caches ---- */
 
-TEST(tokens_max_is_a_limit)
-{
-    const uint64_t seed = test_seed(401);
-    kvf_cache_config c = test_config_small();
-    c.tokens_max = 100; /* not a whole number of pages */
-    test_tokens t;
-    test_world w;
-    test_open(&w, &t, &c, &(test_tokens_spec){.count = 110, .seed = seed, .sharpness = 1.0f});
-    float *out = test_scratch(110 * 256 * sizeof *out);
-    float *last = test_scratch(256 * sizeof *last);
-    kvf_sequence *s = test_sequence(&w);
-    test_prefill(&w, s, &t, &(test_range){.count = 95, .chunk = 50}, out);
-    kvf_prefill_args a = test_chunk_args(s, &t, 0, 95, 6, out);
-    test_expect(w.runtime, kvf_prefill(w.cache, &a, w.stream), KVF_FULL);
-    assert_non_null(strstr(kvf_runtime_error(w.runtime)->text, "tokens_max"));
-    assert_non_null(strstr(kvf_runtime_error(w.runtime)->text, "100"));
-    assert_int_equal(kvf_sequence_length(s, 0), 95);
-    for (uint32_t i = 95; i < 100; i++)
-        test_decode(&w, s, &t, 0, i, last, NULL);
-    kvf_decode_args d = test_step_args(&s, &t, 0, 100, out);
-    test_expect(w.runtime, kvf_decode(w.cache, &d, w.stream), KVF_FULL);
-    assert_int_equal(kvf_sequence_length(s, 0), 100);
-    test_wait(&w);
-    test_close(&w, &t);
-}
-
 /* Fill the pool with two sequences, be refused, give one back, go on: the same bits as alone. */
 TEST(an_exhausted_pool_appends_nothing)
 {

@@ -11,8 +11,6 @@
 
 #include <math.h>
 
-#include <kvferry/prune.h>
-
 #include "cache.h"
 #include "heap.h"
 #include "quantized.h"
@@ -428,8 +426,7 @@ TEST(a_cleared_sequence_is_a_fresh_one)
     }
 }
 
-/* Behind a prompt in a cache with streaming heads the next sequence finds nothing of it, and the
- * cache says that it cannot be pruned. */
+/* After a prompt in a cache with streaming heads the next sequence finds nothing of it. */
 TEST(streaming_heads_start_over)
 {
     static const uint8_t mask[] = {1, 0};
@@ -445,11 +442,6 @@ TEST(streaming_heads_start_over)
     kvf_sequence *s = test_sequence(&w), *fresh = test_sequence(&w);
     const test_range range = {.first = 20, .count = n, .chunk = 60};
     test_prefill(&w, s, &t, &(test_range){.count = n, .chunk = 60}, NULL);
-    kvf_prune_config pc;
-    kvf_prune *prune = NULL;
-    kvf_prune_config_init(&pc, NULL);
-    test_expect(w.runtime, kvf_prune_open(w.cache, &pc, &prune, NULL), KVF_UNSUPPORTED);
-    assert_null(prune);
     kvf_sequence_destroy(s);
     s = test_sequence(&w);
     test_prefill(&w, s, &t, &range, NULL);
