@@ -564,6 +564,23 @@ kvf_decode_args test_step_args(kvf_sequence *const *s, const test_tokens *t, uin
                              .out = out};
 }
 
+kvf_page_lists test_page_lists(const kvf_cache *cache, uint32_t batch)
+{
+    const uint32_t lists = batch * kvf_cache_settings(cache)->kv_heads;
+    const uint32_t capacity = lists * kvf_select_pages_max(cache);
+    return (kvf_page_lists){.indptr = test_alloc((lists + 1) * sizeof(int32_t)),
+                            .indices = test_alloc(capacity * sizeof(int32_t)),
+                            .capacity = capacity,
+                            .last_page_len = test_alloc(lists * sizeof(int32_t))};
+}
+
+void test_page_lists_free(const kvf_page_lists *lists)
+{
+    test_release(lists->indptr);
+    test_release(lists->indices);
+    test_release(lists->last_page_len);
+}
+
 void test_rows_open(test_rows *r, const kvf_cache_config *c, size_t count)
 {
     const size_t size = test_dtype_bytes(test_tensor_dtype(c));

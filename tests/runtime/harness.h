@@ -147,6 +147,10 @@ kvf_prefill_args test_chunk_args(kvf_sequence *s, const test_tokens *t, uint32_t
 kvf_decode_args test_step_args(kvf_sequence *const *s, const test_tokens *t, uint32_t layer,
                                uint32_t token, void *out);
 
+/* Page lists with as much room as a call on `batch` sequences may need. */
+kvf_page_lists test_page_lists(const kvf_cache *cache, uint32_t batch);
+void test_page_lists_free(const kvf_page_lists *lists);
+
 /* Rows of calls: tokens of any sequences side by side, and what becomes of them. */
 typedef struct test_rows {
     uint32_t query_heads;

@@ -379,21 +379,16 @@ TEST(lists_that_are_out_of_range)
         cc.static_ratio = 0.0f;
         cc.transfer = KVF_TRANSFER_MAPPED;
         world_open(&x, &cc);
-        const uint32_t most = kvf_select_pages_max(x.w.cache);
-        int32_t *lists = test_alloc((5 + 2 * most) * sizeof *lists);
-        const kvf_page_lists pl = {.indptr = lists,
-                                   .indices = lists + 3,
-                                   .capacity = 2 * most,
-                                   .last_page_len = lists + 3 + 2 * most};
+        const kvf_page_lists pl = test_page_lists(x.w.cache, 1);
         const kvf_decode_args d = next_token(&x, 200);
         test_ok(&x.w, kvf_select_pages(x.w.cache, &d, &pl, x.w.stream));
         test_wait(&x.w);
-        lists[3] = bad[i];
+        pl.indices[0] = bad[i];
         test_ok(&x.w, kvf_attend_pages(x.w.cache, &d, &pl, x.w.stream));
         test_expect(x.w.runtime, kvf_stream_wait(x.w.stream), KVF_INVALID);
         if (strlen(kvf_runtime_error(x.w.runtime)->text) < 20)
             fail_msg("\"%s\"", kvf_runtime_error(x.w.runtime)->text);
-        test_release(lists);
+        test_page_lists_free(&pl);
         world_close(&x);
     }
 }

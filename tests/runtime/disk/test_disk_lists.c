@@ -23,11 +23,6 @@ typedef struct listing {
     uint32_t absent; /* pages that had no address */
 } listing;
 
-static void *whole(uint32_t count)
-{
-    return test_alloc(count * sizeof(int32_t));
-}
-
 static size_t page_bytes(const listing *l)
 {
     const kvf_cache_config *c = &l->w.plain.config;
@@ -41,13 +36,9 @@ static void open_listing(listing *l, kvf_cache_config config, const kvf_io_ops *
     disk_worlds_open(&l->w, config, engine);
     for (uint32_t i = 0; i < 2; i++) {
         test_world *world = i ? &l->w.plain : &l->w.tier;
-        const uint32_t most = kvf_select_pages_max(world->cache) * config.kv_heads;
         l->s[i] = test_sequence(world);
         test_fill(world, l->s[i], &l->w.t, 0, DISK_PROMPT);
-        l->lists[i] = (kvf_page_lists){.indptr = whole(config.kv_heads + 1),
-                                       .indices = whole(most),
-                                       .capacity = most,
-                                       .last_page_len = whole(config.kv_heads)};
+        l->lists[i] = test_page_lists(world->cache, 1);
     }
     l->out = test_alloc(2 * test_steps_bytes(&l->w.t, 1));
     l->page = test_alloc(2 * page_bytes(l));
@@ -55,11 +46,8 @@ static void open_listing(listing *l, kvf_cache_config config, const kvf_io_ops *
 
 static void close_listing(listing *l)
 {
-    for (uint32_t i = 0; i < 2; i++) {
-        test_release(l->lists[i].indptr);
-        test_release(l->lists[i].indices);
-        test_release(l->lists[i].last_page_len);
-    }
+    for (uint32_t i = 0; i < 2; i++)
+        test_page_lists_free(&l->lists[i]);
     test_release(l->out);
     test_release(l->page);
     disk_worlds_close(&l->w);

@@ -411,11 +411,7 @@ TEST(page_lists_have_what_was_given)
     cc.layers = 1;
     pair x;
     pair_open(&x, &cc, test_seed(970));
-    const uint32_t lists = ROWS * cc.kv_heads, most = kvf_select_pages_max(x.w[1].cache);
-    const kvf_page_lists to = {.indptr = test_scratch((lists + 1) * 4),
-                               .indices = test_scratch(lists * most * 4),
-                               .capacity = lists * most,
-                               .last_page_len = test_scratch(lists * 4)};
+    const kvf_page_lists to = test_page_lists(x.w[1].cache, ROWS);
     for (size_t i = 0; i < ROWS * x.heads_given; i++)
         x.ids[i] = i % x.stride < 2 ? (int32_t)(i % x.stride) * 2 + 3 : -1; /* 3 and 5 */
     lay_out(&x, 0);
@@ -427,5 +423,6 @@ TEST(page_lists_have_what_was_given)
     assert_int_equal(to.indptr[1], 3 + pages - sealed);
     const int32_t want[] = {0, 3, 5, (int32_t)sealed};
     assert_memory_equal(to.indices, want, sizeof want);
+    test_page_lists_free(&to);
     pair_close(&x);
 }

@@ -51,24 +51,15 @@ static void engine_open(engine *e, const kvf_cache_config *c, uint64_t seed)
         test_prefill(&e->w, e->s[b], &e->t[b], &(test_range){.count = prompts[b], .chunk = 128},
                      NULL);
     }
-    const uint32_t lists = BATCH * KV, pages = kvf_select_pages_max(e->w.cache);
+    const uint32_t pages = kvf_select_pages_max(e->w.cache);
     assert_true(pages >= 1 && pages <= (c->tokens_max + PAGE - 1) / PAGE);
-    e->lists.capacity = lists * pages;
-    void *p[3];
-    const size_t bytes[3] = {(lists + 1) * 4, lists * (size_t)pages * 4, lists * 4};
-    for (int i = 0; i < 3; i++)
-        p[i] = test_alloc(bytes[i]);
-    e->lists.indptr = p[0];
-    e->lists.indices = p[1];
-    e->lists.last_page_len = p[2];
+    e->lists = test_page_lists(e->w.cache, BATCH);
 }
 
 static void engine_close(engine *e)
 {
     test_rows_close(&e->rows);
-    test_release(e->lists.indptr);
-    test_release(e->lists.indices);
-    test_release(e->lists.last_page_len);
+    test_page_lists_free(&e->lists);
     test_world_close(&e->w);
     for (uint32_t b = 0; b < BATCH; b++)
         test_tokens_free(&e->t[b]);

@@ -216,10 +216,7 @@ static void lister_open(lister *l, const kvf_cache_config *c, uint64_t seed)
     naive_open(&l->n, c, &(kvf_cache_plan){0});
     for (uint32_t i = 0; i < LISTS_PROMPT; i++)
         follow(l, i);
-    l->lists.capacity = c->kv_heads * kvf_select_pages_max(l->w.cache);
-    l->lists.indptr = test_alloc((c->kv_heads + 1) * sizeof *l->lists.indptr);
-    l->lists.indices = test_alloc(l->lists.capacity * sizeof *l->lists.indices);
-    l->lists.last_page_len = test_alloc(c->kv_heads * sizeof *l->lists.last_page_len);
+    l->lists = test_page_lists(l->w.cache, 1);
     l->pages = test_alloc(l->lists.capacity * c->page_size * kvf_token_bytes(&s));
     l->out = test_alloc(2 * c->query_heads * kvf_value_bytes(&s));
     l->wanted = l->out + c->query_heads * kvf_value_bytes(&s);
@@ -229,9 +226,7 @@ static void lister_open(lister *l, const kvf_cache_config *c, uint64_t seed)
 static void lister_close(lister *l)
 {
     test_close(&l->w, &l->t);
-    test_release(l->lists.indptr);
-    test_release(l->lists.indices);
-    test_release(l->lists.last_page_len);
+    test_page_lists_free(&l->lists);
     test_release(l->pages);
     test_release(l->out);
     test_release(l->lse);

@@ -232,16 +232,13 @@ TEST(lists_are_those_of_rounded_numbers)
     kvf_page_lists lists[2];
     pair_open(&p, save_config(&of), test_seed(770));
     for (uint32_t i = 0; i < 2; i++) {
-        const uint32_t heads = p.t[i].kv_heads, most = heads * kvf_select_pages_max(p.w[i].cache);
-        lists[i] = (kvf_page_lists){test_alloc((heads + 1) * sizeof(int32_t)),
-                                    test_alloc(most * sizeof(int32_t)), most,
-                                    test_alloc(heads * sizeof(int32_t))};
+        lists[i] = test_page_lists(p.w[i].cache, 1);
         kvf_decode_args a = test_step_args(&p.s[i], &p.t[i], 0, PROMPT, p.out[i]);
         a.lse = p.lse[i];
         test_ok(&p.w[i], kvf_select_pages(p.w[i].cache, &a, &lists[i], p.w[i].stream));
         test_ok(&p.w[i], kvf_attend_pages(p.w[i].cache, &a, &lists[i], p.w[i].stream));
         test_wait(&p.w[i]);
-        count[i] = (uint32_t)lists[i].indptr[heads];
+        count[i] = (uint32_t)lists[i].indptr[p.t[i].kv_heads];
     }
     pair_expect(&p, 1, "lists");
     assert_int_equal(count[0], count[1]);
@@ -258,9 +255,7 @@ TEST(lists_are_those_of_rounded_numbers)
         else
             memcpy(p.out[0], a.out, kvf_min_u32(count[0], 8) * page);
         test_release(a.out);
-        test_release(lists[i].indptr);
-        test_release(lists[i].indices);
-        test_release(lists[i].last_page_len);
+        test_page_lists_free(&lists[i]);
     }
     pair_close(&p);
 }
