@@ -2,7 +2,8 @@
 
 /*
  * Sampling: greedy and ties, the share of draws against softmax, and every draw and its
- * probability against a plain sampler that sorts all tokens and goes filter by filter.
+ * probability against a plain sampler that sorts all tokens and goes filter by filter. Settings out
+ * of range are rows of tests/cli/lines.refusals.
  */
 
 #include "sampling.h"
@@ -317,35 +318,6 @@ TEST(rows_know_nothing_of_each_other)
     assert_int_equal(kvf_sampler_next(s, 0, flat), 1); /* 1 / 1.2 < 0.95 */
     assert_int_equal(kvf_sampler_next(s, 0, flat), 0); /* both were seen now */
     kvf_sampler_destroy(s);
-}
-
-static void check_refused(const kvf_sampling_config *config, const char *name)
-{
-    kvf_sampler *s;
-    kvf_error error;
-    assert_int_equal(kvf_sampler_create(VOCAB, 1, &s, &error), KVF_OK);
-    assert_int_equal(kvf_sampler_begin(s, 0, config, &error), KVF_INVALID);
-    if (!strstr(error.text, name))
-        fail_msg("'%s' does not name %s", error.text, name);
-    kvf_sampler_destroy(s);
-}
-
-TEST(settings_out_of_range_are_named)
-{
-    kvf_sampling_config good;
-    kvf_sampling_config_init(&good);
-    kvf_sampling_config bad = good;
-    bad.temperature = -1.0;
-    check_refused(&bad, "temperature");
-    bad = good;
-    bad.top_p = 0.0;
-    check_refused(&bad, "top-p");
-    bad = good;
-    bad.min_p = 1.5;
-    check_refused(&bad, "min-p");
-    bad = good;
-    bad.repetition_penalty = 0.0;
-    check_refused(&bad, "repetition-penalty");
 }
 
 TEST(a_loss_is_the_negative_log_of_the_share)
