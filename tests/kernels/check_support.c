@@ -6,6 +6,7 @@
 
 #include "check_support.h"
 
+#include <float.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -317,6 +318,51 @@ double check_norm(const void *base, kvf_dtype dtype, size_t rows, uint32_t head_
         best = fmax(best, sqrt(sum));
     }
     return best;
+}
+
+/* Scores of pages: usual, or with everything that damages a comparison. */
+void check_scores(check *c, float *to, size_t count, uint32_t kind)
+{
+    static const float special[] = {0.0f,     -0.0f,     INFINITY,   -INFINITY, FLT_MAX,
+                                    -FLT_MAX, 0x1p-149f, -0x1p-149f, 1.0f,      1.0f};
+    for (size_t i = 0; i < count; i++) {
+        float x = (float)check_normal(c) * 20.0f;
+        switch (kind) {
+        case 1: /* ties */
+            x = (float)check_below(c, 3);
+            break;
+        case 2:
+            x = 7.25f;
+            break;
+        case 3: /* holes */
+            x = check_below(c, 3) ? x : check_below(c, 2) ? -INFINITY : NAN;
+            break;
+        case 4:
+            x = check_below(c, 4) ? special[check_below(c, 10)] : NAN;
+            break;
+        case 5:
+            x = (float)i;
+            break;
+        case 6:
+            x = -(float)(i / 2);
+            break;
+        case 7:
+            x = -INFINITY;
+            break;
+        case 8: /* masses: most are zero, some equal */
+            x = check_below(c, 50) ? 0.0f : (float)check_below(c, 1000) * 0x1p-20f;
+            break;
+        case 9: /* the same in every page */
+            x = (float)(i * 37 % 64) + (float)check_below(c, 4);
+            break;
+        case 10: /* fewer numbers than are wanted, usually */
+            x = check_below(c, 3000) ? -INFINITY : x;
+            break;
+        default:
+            break;
+        }
+        to[i] = x;
+    }
 }
 
 static void note_run(check *c, kvf_task_fn fn)

@@ -118,6 +118,8 @@ void *check_noise_out(check *c, size_t bytes);
 uint32_t *check_counts(check *c, size_t n, uint32_t most);
 
 void check_fill(check *c, void *to, kvf_dtype dtype, size_t count, check_data data);
+/* Scores of pages of one of eleven kinds: usual, or with everything that damages a comparison. */
+void check_scores(check *c, float *to, size_t count, uint32_t kind);
 /* fp32 numbers that round to those of `from`, most of them not equal. */
 float *check_widen(check *c, const void *from, kvf_dtype dtype, size_t count);
 void check_fill_nan(void *to, kvf_dtype dtype, size_t count);

@@ -447,7 +447,7 @@ TEST(vectors_of_rows_are_right)
     }
 }
 
-/* That every number survives, and the nearest is taken, is shown by check_convert (check_lists.c).
+/* That every number survives, and the nearest is taken, is shown by check_convert (check_common.c).
  */
 TEST(ties_are_rounded_to_even)
 {

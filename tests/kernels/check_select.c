@@ -1,205 +1,72 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Kernels on page tables and lists against their references: stamp, table, append, seal, newest,
- * caller_scores, trim, spread, mask, assemble, select, fetch, csr_out, csr_in, overlap, compare.
+ * Kernels that select pages, on lists and page tables, against their references: topk, newest,
+ * spread, caller_scores, trim, mask, select, fetch, overlap, drop.
  *
- * Bit for bit, except that stamp reads a clock, and that compare calls exp(): two good exponentials
- * differ by an ulp or two, so a recall of at most `heads` terms is held to 1e-14 of itself. Where a
- * result can be said in a line without the reference, it is checked against that as well, because
- * on a CPU these kernels have no second form.
+ * Bit for bit. Where a result can be said in a line without the reference, it is checked against
+ * that as well, because on a CPU most of these kernels have no second form.
  */
 
 #include <float.h>
 #include <math.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "check_rows.h"
-#include "common/convert.h"
 #include "variants.h"
 
-static void track_row(check *c, const kvf_paging *p, const kvf_row *row)
+static void topk_case(check *c, uint32_t count, uint32_t k, uint32_t data)
 {
-    const size_t store_bytes = p->kv_heads * p->static_pages * kvf_page_bytes(&p->shape);
-    const size_t static_room = p->kv_heads * kvf_static_room(p);
-    check_track(c, "blocks", row->blocks, p->blocks_max * sizeof *row->blocks);
-    check_track(c, "bits", row->bits, p->kv_heads * p->blocks_max * sizeof *row->bits);
-    check_track(c, "static_kv", row->static_kv, store_bytes);
-    check_track(c, "static_ids", row->static_ids, static_room * sizeof(uint32_t));
-    check_track(c, "static_count", row->static_count, p->kv_heads * sizeof(uint32_t));
-    check_track(c, "fault", row->fault, sizeof *row->fault);
-    check_track(c, "chosen_at", row->chosen_at,
-                (size_t)p->kv_heads * p->pages_max * sizeof *row->chosen_at);
-}
-
-static void stamp_case(check *c)
-{
+    kvf_topk_args a = {0};
     if (!check_begin(c))
         return;
-    check_describe(c, "stamp");
-    uint64_t *last = check_put_out(c, &(uint64_t){0}, sizeof(uint64_t));
-    uint64_t *sum = check_put_out(c, &(uint64_t){5}, sizeof(uint64_t));
-    kvf_stamp_args a = {.last = last};
-    CHECK_RUN(c, c->var, stamp, &a, false);
-    const uint64_t first = *last;
-    a.sum = sum;
-    CHECK_RUN(c, c->var, stamp, &a, false);
-    const uint64_t second = *last;
-    CHECK_RUN(c, c->var, stamp, &a, false);
-    if (first == 0 || second < first || *last < second || *sum != 5 + *last - first)
-        check_fail(c, "at %llu, %llu, %llu the sum is %llu", (unsigned long long)first,
-                   (unsigned long long)second, (unsigned long long)*last, (unsigned long long)*sum);
+    a.lists = 1 + check_below(c, 3);
+    const uint32_t offset = check_below(c, 2) ? check_below(c, 40) : 0;
+    a.stride = offset + count + check_below(c, 5);
+    a.ids_max = k + check_below(c, 3);
+    a.work_stride = count;
+    check_describe(c, "lists=%u first=%u count=%u k=%u data=%u", a.lists, offset, count, k, data);
+    float *scores = check_in(c, (size_t)a.lists * a.stride * sizeof *scores);
+    uint32_t *first = check_in(c, a.lists * sizeof *first);
+    for (uint32_t i = 0; i < a.lists; i++) {
+        check_scores(c, scores + (size_t)i * a.stride, a.stride, data);
+        first[i] = offset;
+    }
+    a.scores = scores;
+    a.first = offset ? first : NULL;
+    a.count = check_counts(c, a.lists, count);
+    a.k = check_counts(c, a.lists, k);
+    const bool is_shared = check_below(c, 4) > 0;
+    uint32_t *arrived = check_out(c, a.lists * sizeof *arrived);
+    memset(arrived, 0, a.lists * sizeof *arrived);
+    a.arrived = is_shared ? arrived : NULL;
+    a.ids = check_changed(c, "ids", (size_t)a.lists * a.ids_max * sizeof *a.ids);
+    a.id_count = check_changed(c, "id_count", a.lists * sizeof *a.id_count);
+    a.work = check_changed(c, NULL, (size_t)a.lists * a.work_stride * sizeof *a.work);
+    CHECK_BOTH(c, topk, &a);
+    for (uint32_t i = 0; i < a.lists; i++)
+        if (arrived[i] != 0)
+            check_fail(c, "list %u still counts %u blocks", i, arrived[i]);
 }
 
-static void table_case(check *c, uint32_t blocks_max)
+void check_topk(check *c)
 {
-    check_rows w;
-    if (!CHECK_ROWS(c, &w, "table", .rows = 1 + check_below(c, 3), .blocks_max = blocks_max,
-                    .pool_blocks = 20))
-        return;
-    const kvf_table_args a = {.paging = w.p, .rows = w.rows, .row = w.row};
-    for (uint32_t b = 0; b < w.rows; b++) {
-        const kvf_row *row = &w.row[b];
-        memset(row->blocks + row->sealed_before, 0xee,
-               (w.p.blocks_max - row->sealed_before) * sizeof *row->blocks);
-        track_row(c, &w.p, row);
+    static const uint32_t counts[] = {0, 1, 2, 7, 8, 31, 64, 100, 513, 4096};
+    static const uint32_t ks[] = {0, 1, 2, 8, 24, 100, 5000};
+    for (uint32_t n = 0; n < 10; n++)
+        for (uint32_t k = 0; k < 7; k++)
+            for (uint32_t data = 0; data < 8; data++)
+                topk_case(c, counts[n], ks[k], data);
+    for (uint32_t data = 0; data < 11; data++) {
+        topk_case(c, 65536 + 37, 24, data);
+        topk_case(c, 70001, 1024, data);
+        topk_case(c, 131072, 512, data);
+        topk_case(c, 8000 + 1600 * data, 500, data); /* about where sets begin to pay */
     }
-    CHECK_BOTH(c, table, &a);
-}
-
-/* Tensors of a caller are aligned to their elements only. */
-static void *make_tensor(check *c, kvf_dtype dtype, size_t count, uint32_t shift)
-{
-    const size_t bytes = count * kvf_dtype_bytes(dtype), skip = shift * kvf_dtype_bytes(dtype);
-    char *base = check_in(c, bytes + skip);
-    check_fill(c, base + skip, dtype, count, DATA_NORMAL);
-    return base + skip;
-}
-
-/* One number of a row of keys or values that is not finite; one that is rounded may be so large
- * that it is not finite in fp16. A NaN that is rounded has other bits on a GPU. */
-static void put_nonfinite(check *c, const kvf_append_args *a, void *k, void *v, uint32_t bad)
-{
-    static const float nonfinite[] = {INFINITY, -INFINITY, NAN};
-    const kvf_shape *shape = &a->paging.shape;
-    const bool of_value = check_below(c, 2);
-    const uint32_t dim = of_value ? kvf_value_dim(shape) : shape->head_dim;
-    const size_t row = (size_t)a->paging.kv_heads * dim;
-    const bool is_large = a->wide_keys && shape->dtype == KVF_FP16 && check_below(c, 2);
-    kvf_element_set(of_value ? v : k, a->wide_keys ? KVF_FP32 : shape->dtype,
-                    row * bad + check_below(c, (uint32_t)row),
-                    is_large ? 1e6f : nonfinite[check_below(c, a->wide_keys ? 2 : 3)]);
-}
-
-/* Numbers of the caller, room for rotated queries, and for how many pages each list chooses. */
-static void fill_append(check *c, kvf_append_args *a, bool is_select, uint32_t bad)
-{
-    const kvf_paging *p = &a->paging;
-    const kvf_dtype dtype = p->shape.dtype;
-    const uint32_t shift = check_below(c, 3) ? 0 : 1 + check_below(c, 7);
-    const size_t heads = (size_t)a->rows * p->kv_heads, queries = heads * p->group;
-    const uint32_t wide = dtype == KVF_FP32 ? 0 : check_below(c, 3);
-    a->wide_queries = wide > 0;
-    a->wide_keys = wide > 1;
-    const kvf_dtype keys = a->wide_keys ? KVF_FP32 : dtype;
-    void *k = make_tensor(c, keys, heads * p->shape.head_dim, shift);
-    void *v = make_tensor(c, keys, heads * kvf_value_dim(&p->shape), shift);
-    if (bad < a->rows)
-        put_nonfinite(c, a, k, v, bad);
-    a->q = make_tensor(c, wide ? KVF_FP32 : dtype, queries * p->shape.head_dim, shift);
-    a->k = is_select ? NULL : k;
-    a->v = is_select ? NULL : v;
-    if (wide)
-        a->rounded = check_changed(c, "rounded", queries * kvf_key_bytes(&p->shape));
-    if (check_below(c, 3)) {
-        a->rotated = check_changed(c, "rotated", queries * p->shape.head_dim);
-        a->rotated_scale = check_changed(c, "rotated_scale", queries * sizeof(float));
-        a->scale = check_below(c, 4) ? 0.09f : 1e30f;
-    }
-    a->choose_lists = check_below(c, 2) ? p->lists : 1;
-    a->choose = check_changed(c, "choose", a->rows * a->choose_lists * sizeof *a->choose);
-}
-
-static void append_case(check *c, bool is_select)
-{
-    check_rows w;
-    if (!CHECK_ROWS(c, &w, is_select ? "append nothing" : "append", .rows = 1 + check_below(c, 3),
-                    .blocks_max = 1 + check_below(c, 12), .pool_blocks = 12))
-        return;
-    const kvf_paging *p = &w.p;
-    const uint32_t bad = check_below(c, 2) ? w.rows : check_below(c, w.rows);
-    kvf_append_args a = {.paging = *p, .rows = w.rows, .row = w.row};
-    fill_append(c, &a, is_select, bad);
-    for (uint32_t b = 0; b < w.rows; b++) {
-        kvf_row *row = &w.row[b];
-        const uint32_t token = row->length - 1, block = token / p->block_size;
-        row->blocks[block] =
-            token % p->block_size ? kvf_row_ring_block(p, row, block) : (void *)NULL;
-        track_row(c, p, row);
-        check_track(c, "ring", row->ring, p->ring_blocks * kvf_block_bytes(p));
-        check_track(c, "queries", row->queries,
-                    p->query_window * p->kv_heads * p->group * kvf_key_bytes(&p->shape));
-        if (check_below(c, 4) == 0)
-            row->queries = NULL; /* not kept, and the tracked ones stay */
-    }
-    CHECK_BOTH(c, append, &a);
-    for (uint32_t b = 0; b < w.rows && !is_select; b++) {
-        const kvf_row *row = &w.row[b];
-        const uint64_t fault = (uint64_t)row->fault_key << 32 | (row->length - 1);
-        if (*row->fault != (b == bad ? fault : UINT64_MAX))
-            check_fail(c, "row %u, bad row %u: fault %llx", b, bad,
-                       (unsigned long long)*row->fault);
-    }
-}
-
-/* Codes instead of boxes, at blocks of a pool; of some rows they were there before. */
-static void put_codes(check *c, check_rows *w)
-{
-    kvf_paging *p = &w->p;
-    p->block_jobs = 1;
-    p->digest_bytes = 64;
-    const uint32_t blocks = w->rows * p->blocks_max;
-    char *codes = check_out(c, (size_t)p->kv_heads * blocks * p->digest_bytes);
-    for (uint32_t b = 0; b < w->rows; b++) {
-        kvf_row *row = &w->row[b];
-        uint32_t *block_of = check_changed(c, "block_of", p->blocks_max * sizeof *block_of);
-        uint32_t *fresh = check_in(c, (row->sealed - row->sealed_before) * sizeof *fresh);
-        for (uint32_t i = 0; i < p->blocks_max; i++)
-            block_of[i] = check_below(c, blocks);
-        for (uint32_t i = row->sealed_before; i < row->sealed; i++)
-            fresh[i - row->sealed_before] = check_below(c, blocks);
-        row->digests = codes;
-        row->digest_stride = (size_t)blocks * p->digest_bytes;
-        row->block_of = block_of;
-        row->new_block_of = check_below(c, 4) ? fresh : NULL;
-    }
-}
-
-static void seal_case(check *c, bool is_chunk)
-{
-    check_rows w;
-    if (!CHECK_ROWS(c, &w, "seal", .rows = is_chunk ? 1 : 1 + check_below(c, 3),
-                    .blocks_max = 1 + check_below(c, is_chunk ? 90 : 20), .pool_blocks = 12))
-        return;
-    const bool has_codes = check_below(c, 2);
-    uint32_t jobs = 0;
-    if (has_codes)
-        put_codes(c, &w);
-    for (uint32_t b = 0; b < w.rows; b++) {
-        jobs += (w.row[b].sealed - w.row[b].sealed_before) * w.p.block_jobs * w.p.kv_heads;
-        track_row(c, &w.p, &w.row[b]);
-    }
-    kvf_seal_args a = {.paging = w.p, .rows = w.rows, .row = w.row};
-    a.jobs = check_changed(c, "jobs", jobs * sizeof *a.jobs);
-    if (is_chunk) {
-        const uint32_t fault = check_below(c, 2) ? UINT32_MAX : check_below(c, 100);
-        a.chunk_first = check_below(c, 1000);
-        a.chunk_fault = check_put(c, &fault, sizeof fault);
-        *w.row->fault =
-            (uint64_t)(w.row->fault_key + check_below(c, 3)) << 32 | check_below(c, 1100);
-    }
-    CHECK_BOTH(c, seal, &a);
+    topk_case(c, 1u << 20, 2048, 0);
+    topk_case(c, 1000003, 512, 2);
+    topk_case(c, 1000001, 256, 8);
+    topk_case(c, 1u << 20, 1024, 10);
 }
 
 static void newest_case(check *c)
@@ -360,65 +227,6 @@ static void mask_case(check *c)
     }
 }
 
-/* Ascending pages of every list and their numbers, and a slot and a miss for each. */
-static void make_ids(check *c, const check_rows *w, kvf_choices *a)
-{
-    const uint32_t lists = w->rows * w->p.lists;
-    const size_t all = (size_t)lists * a->ids_max;
-    int32_t *ids = check_in(c, all * sizeof *ids), *slots = check_in(c, all * sizeof *slots);
-    uint32_t *missed = check_in(c, all * sizeof *missed);
-    uint32_t *count = check_in(c, lists * sizeof *count);
-    for (size_t i = 0; i < all; i++) {
-        slots[i] = (int32_t)check_below(c, w->p.slots);
-        missed[i] = check_below(c, 3);
-    }
-    for (uint32_t l = 0; l < lists; l++)
-        count[l] = check_subset(c, kvf_row_sealed_pages(&w->p, &w->row[l / w->p.lists]), a->ids_max,
-                                ids + (size_t)l * a->ids_max);
-    a->ids = ids;
-    a->id_count = count;
-    a->slot_of_id = slots;
-    a->missed = missed;
-}
-
-static void assemble_case(check *c, uint32_t rows, uint32_t blocks_max)
-{
-    check_rows w;
-    if (!CHECK_ROWS(c, &w, "assemble", .rows = rows, .blocks_max = blocks_max,
-                    .without_slots = check_below(c, 3) == 0, .pages = (kvf_pages)check_below(c, 3),
-                    .pool_blocks = 20))
-        return;
-    const uint32_t lists = w.rows * w.p.lists;
-    kvf_assemble_args a = {.arrival = (kvf_arrival)check_below(c, 3),
-                           .choices = {.paging = w.p,
-                                       .rows = w.rows,
-                                       .ids_max = 1 + check_below(c, w.p.pages_max),
-                                       .row = w.row,
-                                       .counters = w.counters}};
-    const uint32_t ids_max = a.choices.ids_max;
-    a.spans_max = w.p.static_pages + w.p.ring_blocks * w.p.block_pages + ids_max;
-    make_ids(c, &w, &a.choices);
-    if (check_below(c, 2))
-        a.masks = check_noise_in(c, (size_t)lists * ids_max * sizeof *a.masks);
-    a.spans = check_changed(c, "spans", (size_t)lists * a.spans_max * sizeof *a.spans);
-    a.span_count = check_changed(c, "span_count", lists * sizeof *a.span_count);
-    check_track(c, "counters", w.counters, sizeof *w.counters);
-    for (uint32_t b = 0; b < w.rows; b++)
-        check_track(c, "chosen_at", w.row[b].chosen_at,
-                    (size_t)w.p.kv_heads * w.p.pages_max * sizeof *w.row[b].chosen_at);
-    const uint64_t before = w.counters->tokens_attended;
-    uint64_t tokens = 0;
-    CHECK_BOTH(c, assemble, &a);
-    for (uint32_t l = 0; l < lists; l++)
-        for (uint32_t i = 0; i < a.span_count[l]; i++) {
-            const kvf_span *s = &a.spans[(size_t)l * a.spans_max + i];
-            tokens += (uint64_t)__builtin_popcountll(kvf_live_bits(s->count, s->skip));
-        }
-    if (w.counters->tokens_attended != before + tokens)
-        check_fail(c, "%llu tokens in spans, %llu counted", (unsigned long long)tokens,
-                   (unsigned long long)(w.counters->tokens_attended - before));
-}
-
 /* Scores of every list, and how many pages of them are wanted. */
 static float *make_scores(check *c, const check_rows *w, kvf_select_args *a)
 {
@@ -574,34 +382,6 @@ static void fetch_case(check *c, uint32_t rows)
         check_fail(c, "%u misses, counted %u", sum, *a.count);
 }
 
-static void csr_case(check *c, uint32_t rows)
-{
-    check_rows w;
-    if (!CHECK_ROWS(c, &w, "csr", .rows = rows, .blocks_max = 1 + check_below(c, 50),
-                    .by_kv_head = true, .pages = (kvf_pages)check_below(c, 3), .pool_blocks = 8))
-        return;
-    const uint32_t lists = w.rows * w.p.lists;
-    kvf_choices ids = {.ids_max = 1 + check_below(c, 30)};
-    kvf_csr_args a = {.paging = w.p, .rows = w.rows, .ids_max = ids.ids_max, .row = w.row};
-    make_ids(c, &w, &ids);
-    a.ids = ids.ids;
-    a.id_count = ids.id_count;
-    a.spans_max = w.p.pages_max + 1;
-    a.indptr = check_changed(c, "indptr", (lists + 1) * sizeof *a.indptr);
-    a.indices = check_changed(c, "indices", (size_t)lists * w.p.pages_max * sizeof *a.indices);
-    a.last_page_len = check_changed(c, "last_page_len", lists * sizeof *a.last_page_len);
-    a.spans = check_changed(c, "spans", (size_t)lists * a.spans_max * sizeof *a.spans);
-    a.span_count = check_changed(c, "span_count", lists * sizeof *a.span_count);
-    CHECK_BOTH(c, csr_out, &a);
-    for (uint32_t l = 0; l < lists; l++)
-        for (int32_t i = a.indptr[l] + 1; i < a.indptr[l + 1]; i++)
-            if (a.indices[i] <= a.indices[i - 1])
-                check_fail(c, "list %u does not ascend at %d", l, i);
-    for (uint32_t l = 0; l < lists; l++) /* a caller may attend less of the last page */
-        a.last_page_len[l] -= (int32_t)check_below(c, (uint32_t)a.last_page_len[l] + 1);
-    CHECK_BOTH(c, csr_in, &a);
-}
-
 static void overlap_case(check *c)
 {
     check_rows w;
@@ -641,55 +421,6 @@ static void overlap_case(check *c)
         check_fail(c, "%u tokens in common, share %u of %u", common, w.row->share[0], a.rest);
 }
 
-static void compare_case(check *c, uint32_t heads)
-{
-    kvf_compare_args a = {.heads = heads};
-    if (!check_begin(c))
-        return;
-    a.shape.dtype = (kvf_dtype)check_below(c, 3);
-    a.shape.head_dim = check_head_dims[check_below(c, check_dims(c))];
-    a.shape = check_values(c, &a.shape);
-    check_describe(c, "compare, %s heads=%u", check_shape_text(&a.shape), heads);
-    const size_t count = (size_t)heads * kvf_value_dim(&a.shape);
-    void *out = check_in(c, count * kvf_dtype_bytes(a.shape.dtype));
-    void *dense = check_in(c, count * kvf_dtype_bytes(a.shape.dtype));
-    float *lse = check_in(c, heads * sizeof *lse), *dense_lse = check_in(c, heads * sizeof *lse);
-    check_fill(c, out, a.shape.dtype, count, DATA_NORMAL);
-    check_fill(c, dense, a.shape.dtype, count, DATA_NORMAL);
-    if (check_below(c, 4) == 0)
-        kvf_element_set(out, a.shape.dtype, check_below(c, (uint32_t)count), NAN);
-    for (uint32_t h = 0; h < heads; h++) {
-        dense_lse[h] = (float)check_normal(c) * 10.0f;
-        lse[h] = check_below(c, 9) ? dense_lse[h] - fabsf((float)check_normal(c)) : -INFINITY;
-    }
-    a.out = out;
-    a.dense = dense;
-    a.lse = lse;
-    a.dense_lse = dense_lse;
-    kvf_layer_counters *got[2];
-    for (int i = 0; i < 2; i++) {
-        got[i] = check_put_out(c, &(kvf_layer_counters){.recall_sum = 2.5, .verified = 3},
-                               sizeof *got[i]);
-        a.counters = got[i];
-        CHECK_RUN(c, i ? c->var : c->ref, compare, &a, i);
-    }
-    if (fabs(got[1]->recall_sum - got[0]->recall_sum) > 1e-14 * got[0]->recall_sum)
-        check_fail(c, "recall %.17g, reference %.17g", got[1]->recall_sum, got[0]->recall_sum);
-    got[1]->recall_sum = got[0]->recall_sum;
-    check_bits(c, "counters", got[1], got[0], sizeof *got[0]);
-}
-
-void check_row_moves(check *c)
-{
-    stamp_case(c);
-    for (uint32_t i = 0; i < 12; i++)
-        table_case(c, i ? 1 + 9 * i : 5000);
-    for (uint32_t i = 0; i < 30; i++)
-        append_case(c, i % 5 == 4);
-    for (uint32_t i = 0; i < 20; i++)
-        seal_case(c, i % 2);
-}
-
 void check_lists(check *c)
 {
     for (uint32_t i = 0; i < 10; i++)
@@ -716,12 +447,29 @@ void check_lists(check *c)
     select_case(c, 2, 1100, 5000, true); /* and more than it has room for */
 }
 
-void check_spans(check *c)
+static void drop_case(check *c)
 {
-    for (uint32_t i = 0; i < 20; i++)
-        assemble_case(c, 1 + i % 4, i % 7 == 6 ? 700 : 1 + 3 * i);
+    check_rows w;
+    if (!CHECK_ROWS(c, &w, "drop", .rows = 1 + check_below(c, 4), .blocks_max = 12,
+                    .pool_blocks = 4))
+        return;
+    const kvf_drop_args a = {
+        .paging = w.p, .rows = w.rows, .sets = check_below(c, 2), .row = w.row};
+    for (uint32_t b = 0; b < w.rows; b++) {
+        const size_t heads = w.p.kv_heads;
+        if (check_below(c, 4) == 0)
+            w.row[b].chosen_at = NULL;
+        else
+            check_track(c, "chosen_at", w.row[b].chosen_at,
+                        heads * w.p.pages_max * sizeof(uint32_t));
+        check_track(c, "static_count", w.row[b].static_count, heads * sizeof(uint32_t));
+        check_track(c, "bits", w.row[b].bits, heads * w.p.blocks_max * sizeof(uint64_t));
+    }
+    CHECK_BOTH(c, drop, &a);
+}
+
+void check_drop(check *c)
+{
     for (uint32_t i = 0; i < 16; i++)
-        csr_case(c, i % 4 == 3 ? 20 : 1 + i % 3);
-    for (uint32_t i = 0; i < 10; i++)
-        compare_case(c, i ? 4 * i : 300);
+        drop_case(c);
 }

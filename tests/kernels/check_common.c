@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Properties between kernels, whatever the variant: a digest's score bounds the keys in its
- * box, splitting and merging does not change attention, a skipped token is a token that is not
- * there, and the two passes together are the one.
+ * Checks of no single family of kernels: conversions, and properties between kernels, whatever the
+ * variant. A digest's score bounds the keys in its box, splitting and merging does not change
+ * attention, a skipped token is a token that is not there, and the two passes together are the one.
  */
 
 #include <math.h>
@@ -11,6 +11,50 @@
 
 #include "check_support.h"
 #include "common/convert.h"
+
+/* Every fp16 and bf16 number survives, and rounding is to the nearest of the two neighbours. */
+void check_convert(check *c)
+{
+    if (c->cuda || !check_begin(c)) /* the host's functions; kernels that convert have checks */
+        return;
+    for (uint32_t i = 0; i < 65536; i++) {
+        const uint16_t h = (uint16_t)i;
+        const float x = kvf_fp16_to_float(h), y = kvf_bf16_to_float(h);
+        check_describe(c, "bits %04x", i);
+        if (isnan(x) ? !isnan(kvf_fp16_to_float(kvf_fp16_from_float(x)))
+                     : kvf_fp16_from_float(x) != h)
+            check_fail(c, "fp16 does not survive");
+        if (isnan(y) ? !isnan(kvf_bf16_to_float(kvf_bf16_from_float(y)))
+                     : kvf_bf16_from_float(y) != h || kvf_bf16_down(y) != h || kvf_bf16_up(y) != h)
+            check_fail(c, "bf16 does not survive");
+    }
+    for (uint32_t i = 0; i < 300000; i++) {
+        const float x = kvf_bits_float((uint32_t)check_random(c));
+        if (isnan(x))
+            continue;
+        check_describe(c, "value %a", (double)x);
+        const float down = kvf_bf16_to_float(kvf_bf16_down(x)),
+                    up = kvf_bf16_to_float(kvf_bf16_up(x));
+        const float near = kvf_bf16_to_float(kvf_bf16_from_float(x));
+        if (down > x || up < x || (near != down && near != up))
+            check_fail(c, "bf16 rounds to %a, %a, %a", (double)down, (double)near, (double)up);
+        if (isfinite(near) && isfinite(down) && isfinite(up) &&
+            fabs((double)near - (double)x) > fmin((double)x - (double)down, (double)up - (double)x))
+            check_fail(c, "bf16 %a is not nearest", (double)near);
+        const uint16_t h = kvf_fp16_from_float(x);
+        const double error = fabs((double)kvf_fp16_to_float(h) - (double)x);
+        const double below = (h & 0x7fff) && (h & 0x7fff) <= 0x7c00
+                                 ? fabs((double)kvf_fp16_to_float((uint16_t)(h - 1)) - (double)x)
+                                 : INFINITY;
+        const double above = (h & 0x7fff) < 0x7bff
+                                 ? fabs((double)kvf_fp16_to_float((uint16_t)(h + 1)) - (double)x)
+                                 : INFINITY;
+        if ((h & 0x7fff) != 0x7c00 && (error > below || error > above))
+            check_fail(c, "fp16 %04x is not nearest", h);
+        if ((h & 0x7fff) == 0x7c00 && fabsf(x) < 65520.0f)
+            check_fail(c, "fp16 overflows too early");
+    }
+}
 
 #define D     128u
 #define P     16u

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Attention kernels against their references: attend, attend_step, merge, prefill, observe.
+ * Kernels of attention against their references: attend, attend_step, merge, prefill, assemble,
+ * csr_out, csr_in, compare.
  *
  * Tolerances. A sum of n products in fp32 is off by at most n * 2^-24 of the sum of their
  * magnitudes (twice that without fused multiply-add), which is at most |q| |k|. A logit is
@@ -12,27 +13,20 @@
  * CUDA device take weights in the element type: rounding each by a factor within 1 +- e moves the
  * average by at most e max|v| more. Under a cap a logit moves no more than without, and the tangent
  * adds 6e-7 of it, which is less than D. Rows and tokens that must not count hold NaN, which any
- * use would spread.
+ * use would spread. Spans are bit for bit. compare calls exp(): two good exponentials differ by an
+ * ulp or two, so a recall of at most `heads` terms is held to 1e-14 of itself.
  */
+
+#include "check_attend.h"
 
 #include <math.h>
 #include <string.h>
 
-#include "check_support.h"
+#include "check_rows.h"
 #include "quantized.h"
 
-/* The loss of a sum per term: tensor cores add 16 products and what was there, and cut off what is
- * below 2^-23 of the largest of the 17. */
-#define CUT (17.0 / 16.0 * 0x1p-23)
-
-typedef struct bounds {
-    double logit; /* D */
-    double out;
-} bounds;
-
-/* `lost`: of a query, relative to it, before it meets a key. */
-static bounds bounds_of(const kvf_shape *s, double q_norm, double k_norm, double v_max, float scale,
-                        size_t tokens, double lost)
+bounds check_bounds(const kvf_shape *s, double q_norm, double k_norm, double v_max, float scale,
+                    size_t tokens, double lost)
 {
     bounds b;
     b.logit = fabs((double)scale) * (CUT * s->head_dim + lost) * q_norm * k_norm;
@@ -107,7 +101,7 @@ static void *make_quantized(check *c, const kvf_shape *s, uint32_t count, uint64
     return page;
 }
 
-static kvf_span make_span(check *c, const kvf_shape *s, bool is_quantized, check_data data)
+kvf_span check_span(check *c, const kvf_shape *s, bool is_quantized, check_data data)
 {
     /* Bytes that are here already, said to be on their way. */
     kvf_span span = {.count = s->page_size, .quantized = is_quantized};
@@ -143,11 +137,10 @@ static void make_spans(check *c, const kvf_shape *s, kvf_span *spans, uint32_t c
     if (s->pages != KVF_PAGES_NATIVE)
         exact = check_below(c, 2) ? check_below(c, count + 1) : 0;
     for (uint32_t i = 0; i < count; i++)
-        spans[i] = make_span(c, s, i >= exact, data);
+        spans[i] = check_span(c, s, i >= exact, data);
 }
 
-/* Norm of the largest key of a span, and magnitude of the largest value. */
-static void span_bounds(const kvf_shape *s, const kvf_span *span, double *k_norm, double *v_max)
+void check_span_bounds(const kvf_shape *s, const kvf_span *span, double *k_norm, double *v_max)
 {
     for (uint32_t t = 0; span->quantized && t < s->page_size; t++) {
         float x[KVF_HEAD_DIM_MAX];
@@ -180,13 +173,13 @@ static bounds make_lists(check *c, kvf_attend_args *a, size_t tokens, check_data
     for (uint32_t i = 0; i < a->lists; i++)
         make_spans(c, s, spans + (size_t)i * a->spans_max, a->spans_max, data);
     for (size_t i = 0; i < all; i++)
-        span_bounds(s, &spans[i], &k_norm, &v_max);
+        check_span_bounds(s, &spans[i], &k_norm, &v_max);
     a->q = q;
     a->spans = spans;
     a->span_count = check_counts(c, a->lists, a->spans_max);
     v_max *= value_parts(c, s);
-    bounds b = bounds_of(s, check_norm(q, s->dtype, rows, s->head_dim), k_norm, v_max, a->scale,
-                         tokens, query_error(c, s));
+    bounds b = check_bounds(s, check_norm(q, s->dtype, rows, s->head_dim), k_norm, v_max, a->scale,
+                            tokens, query_error(c, s));
     b.out += weight_error(c, s->dtype, 2, tokens) * v_max;
     return b;
 }
@@ -372,8 +365,7 @@ void check_attend(check *c)
     }
 }
 
-/* Sinks of a third of all launches; some heads have none, some one that outweighs all. */
-static const float *make_sinks(check *c, uint32_t heads)
+const float *check_sinks(check *c, uint32_t heads)
 {
     float *sinks = check_in(c, heads * sizeof *sinks);
     for (uint32_t h = 0; h < heads; h++)
@@ -413,7 +405,7 @@ static void merge_case(check *c, const kvf_shape *keys)
     a.partial_o = o;
     a.partial_lse = lse;
     a.heads = a.group * (a.lists % 2 ? a.lists : a.lists / 2);
-    a.sinks = make_sinks(c, a.heads);
+    a.sinks = check_sinks(c, a.heads);
     /* lse - top is rounded before the exponential: |lse| up to 5e4, in units of ln 2 */
     const bounds b = {.out = 12.0 * 5e4 * 0x1p-23};
     a.out = out_near(c, shape, shape->dtype, rows, &b);
@@ -482,9 +474,9 @@ static void prefill_case(check *c, const kvf_prefill_kernel_args *given, check_d
     }
     a.q = a.q_dtype == shape->dtype ? q : check_widen(c, q, shape->dtype, rows * shape->head_dim);
     a.blocks = blocks;
-    a.sinks = make_sinks(c, a.kv_heads * group);
-    bounds b = bounds_of(shape, check_norm(q, shape->dtype, rows, shape->head_dim), k_norm, v_max,
-                         a.scale, base + tokens, 0.0);
+    a.sinks = check_sinks(c, a.kv_heads * group);
+    bounds b = check_bounds(shape, check_norm(q, shape->dtype, rows, shape->head_dim), k_norm,
+                            v_max, a.scale, base + tokens, 0.0);
     b.out += weight_error(c, shape->dtype, 1, base + tokens) * v_max;
     a.out = out_near(c, shape, a.out_dtype, rows, &b);
     a.lse = lse_near(c, rows, &b, base + tokens);
@@ -528,138 +520,139 @@ void check_prefill(check *c)
     }
 }
 
-typedef struct observe_buffers {
-    float *query_max;
-    float *query_sum;
-    float *score;
-} observe_buffers;
+/* ---- lists of pages ---- */
 
-static observe_buffers observe_run(check *c, kvf_observe_args *a, const kvf_kernels *k, bool back)
+/* Ascending pages of every list and their numbers, and a slot and a miss for each. */
+static void make_ids(check *c, const check_rows *w, kvf_choices *a)
 {
-    const size_t chunks = kvf_div_ceil_u32(a->spans_max, KVF_OBSERVE_SPANS);
-    const size_t stats = a->kv_heads * chunks * a->group * a->window;
-    const size_t scores = (size_t)a->kv_heads * a->spans_max * a->shape.page_size;
-    observe_buffers b;
-    b.query_max = a->query_max = check_out(c, stats * sizeof(float));
-    b.query_sum = a->query_sum = check_out(c, stats * sizeof(float));
-    b.score = a->score = check_out(c, scores * sizeof(float));
-    for (size_t i = 0; a->accumulates && i < scores; i++)
-        b.score[i] = (float)(i % 7);
-    CHECK_RUN(c, k, observe_stats, a, back);
-    CHECK_RUN(c, k, observe_score, a, back);
-    return b;
-}
-
-static void observe_compare(check *c, const kvf_observe_args *a, const observe_buffers *want,
-                            const observe_buffers *got, const bounds *b)
-{
-    const size_t stats = (size_t)a->kv_heads * kvf_div_ceil_u32(a->spans_max, KVF_OBSERVE_SPANS) *
-                         a->group * a->window;
-    const uint32_t heads = kvf_observe_heads(a);
-    const double largest = b->logit / (CUT * a->shape.head_dim); /* bounds_of */
-    const double logit = b->logit;
-    /* Row maxima are stored in fp32: their rounding is one more error of a logit. */
-    const double unit = a->group_reduce == KVF_GROUP_SUM ? heads : 1.0;
-    double all = 0.0;
-    for (uint32_t w = 0; w < a->window; w++)
-        all += (double)kvf_observe_weight(a, w);
-    all *= unit;
-    const size_t count = (size_t)a->kv_heads * a->spans_max * a->shape.page_size;
-    const double sums = 1e-5; /* also of what is added to */
-    if (a->is_raw) {
-        const double product = logit / (double)a->scale;
-        check_elements(c, "score", got->score, want->score, KVF_FP32, count,
-                       all * product + all * largest / (double)a->scale * 0x1p-20, sums);
-        return;
+    const uint32_t lists = w->rows * w->p.lists;
+    const size_t all = (size_t)lists * a->ids_max;
+    int32_t *ids = check_in(c, all * sizeof *ids), *slots = check_in(c, all * sizeof *slots);
+    uint32_t *missed = check_in(c, all * sizeof *missed);
+    uint32_t *count = check_in(c, lists * sizeof *count);
+    for (size_t i = 0; i < all; i++) {
+        slots[i] = (int32_t)check_below(c, w->p.slots);
+        missed[i] = check_below(c, 3);
     }
-    check_elements(c, "query_max", got->query_max, want->query_max, KVF_FP32, stats, logit,
-                   0x1p-22);
-    if (logit < 0.01)
-        check_elements(c, "query_sum", got->query_sum, want->query_sum, KVF_FP32, stats, 0.0,
-                       4.0 * logit + 1e-4);
-    const double top = b->logit / 0x1p-22;
-    const double each = 2.0 * b->out;
-    check_elements(c, "score", got->score, want->score, KVF_FP32, count,
-                   fmin(each + top * 0x1p-23, 1.0) * all, sums);
+    for (uint32_t l = 0; l < lists; l++)
+        count[l] = check_subset(c, kvf_row_sealed_pages(&w->p, &w->row[l / w->p.lists]), a->ids_max,
+                                ids + (size_t)l * a->ids_max);
+    a->ids = ids;
+    a->id_count = count;
+    a->slot_of_id = slots;
+    a->missed = missed;
 }
 
-/* Outputs that a launch of scores may ask for beyond the static set's; a third of them nothing. */
-static void observe_extras(check *c, kvf_observe_args *a)
+static void assemble_case(check *c, uint32_t rows, uint32_t blocks_max)
 {
-    if (check_below(c, 3) == 0)
+    check_rows w;
+    if (!CHECK_ROWS(c, &w, "assemble", .rows = rows, .blocks_max = blocks_max,
+                    .without_slots = check_below(c, 3) == 0, .pages = (kvf_pages)check_below(c, 3),
+                    .pool_blocks = 20))
         return;
-    a->group_first = check_below(c, a->group);
-    a->group_count = check_below(c, a->group - a->group_first + 1);
-    if (a->group_count == 0)
-        a->group_first = 0;
-    a->ring_slots = check_below(c, 2) ? a->window + check_below(c, 5) : 0;
-    a->ring_first = a->ring_slots ? check_below(c, a->ring_slots) : 0;
-    a->window_total = check_below(c, 2) ? a->window + check_below(c, 9) : 0;
-    a->window_first = a->window_total ? check_below(c, a->window_total - a->window + 1) : 0;
-    a->is_weighted = check_below(c, 2);
-    a->is_raw = check_below(c, 3) == 0;
-    a->accumulates = check_below(c, 2);
-    if (check_below(c, 3) == 0)
-        a->token_first = check_below(c, a->spans_max * a->shape.page_size);
+    const uint32_t lists = w.rows * w.p.lists;
+    kvf_assemble_args a = {.arrival = (kvf_arrival)check_below(c, 3),
+                           .choices = {.paging = w.p,
+                                       .rows = w.rows,
+                                       .ids_max = 1 + check_below(c, w.p.pages_max),
+                                       .row = w.row,
+                                       .counters = w.counters}};
+    const uint32_t ids_max = a.choices.ids_max;
+    a.spans_max = w.p.static_pages + w.p.ring_blocks * w.p.block_pages + ids_max;
+    make_ids(c, &w, &a.choices);
+    if (check_below(c, 2))
+        a.masks = check_noise_in(c, (size_t)lists * ids_max * sizeof *a.masks);
+    a.spans = check_changed(c, "spans", (size_t)lists * a.spans_max * sizeof *a.spans);
+    a.span_count = check_changed(c, "span_count", lists * sizeof *a.span_count);
+    check_track(c, "counters", w.counters, sizeof *w.counters);
+    for (uint32_t b = 0; b < w.rows; b++)
+        check_track(c, "chosen_at", w.row[b].chosen_at,
+                    (size_t)w.p.kv_heads * w.p.pages_max * sizeof *w.row[b].chosen_at);
+    const uint64_t before = w.counters->tokens_attended;
+    uint64_t tokens = 0;
+    CHECK_BOTH(c, assemble, &a);
+    for (uint32_t l = 0; l < lists; l++)
+        for (uint32_t i = 0; i < a.span_count[l]; i++) {
+            const kvf_span *s = &a.spans[(size_t)l * a.spans_max + i];
+            tokens += (uint64_t)__builtin_popcountll(kvf_live_bits(s->count, s->skip));
+        }
+    if (w.counters->tokens_attended != before + tokens)
+        check_fail(c, "%llu tokens in spans, %llu counted", (unsigned long long)tokens,
+                   (unsigned long long)(w.counters->tokens_attended - before));
 }
 
-static void observe_case(check *c, const kvf_shape *keys, uint32_t spans_max, check_data data)
+static void csr_case(check *c, uint32_t rows)
 {
-    kvf_observe_args a = {.spans_max = spans_max};
-    const kvf_shape *shape = &a.shape;
+    check_rows w;
+    if (!CHECK_ROWS(c, &w, "csr", .rows = rows, .blocks_max = 1 + check_below(c, 50),
+                    .by_kv_head = true, .pages = (kvf_pages)check_below(c, 3), .pool_blocks = 8))
+        return;
+    const uint32_t lists = w.rows * w.p.lists;
+    kvf_choices ids = {.ids_max = 1 + check_below(c, 30)};
+    kvf_csr_args a = {.paging = w.p, .rows = w.rows, .ids_max = ids.ids_max, .row = w.row};
+    make_ids(c, &w, &ids);
+    a.ids = ids.ids;
+    a.id_count = ids.id_count;
+    a.spans_max = w.p.pages_max + 1;
+    a.indptr = check_changed(c, "indptr", (lists + 1) * sizeof *a.indptr);
+    a.indices = check_changed(c, "indices", (size_t)lists * w.p.pages_max * sizeof *a.indices);
+    a.last_page_len = check_changed(c, "last_page_len", lists * sizeof *a.last_page_len);
+    a.spans = check_changed(c, "spans", (size_t)lists * a.spans_max * sizeof *a.spans);
+    a.span_count = check_changed(c, "span_count", lists * sizeof *a.span_count);
+    CHECK_BOTH(c, csr_out, &a);
+    for (uint32_t l = 0; l < lists; l++)
+        for (int32_t i = a.indptr[l] + 1; i < a.indptr[l + 1]; i++)
+            if (a.indices[i] <= a.indices[i - 1])
+                check_fail(c, "list %u does not ascend at %d", l, i);
+    for (uint32_t l = 0; l < lists; l++) /* a caller may attend less of the last page */
+        a.last_page_len[l] -= (int32_t)check_below(c, (uint32_t)a.last_page_len[l] + 1);
+    CHECK_BOTH(c, csr_in, &a);
+}
+
+static void compare_case(check *c, uint32_t heads)
+{
+    kvf_compare_args a = {.heads = heads};
     if (!check_begin(c))
         return;
-    a.shape = check_values(c, keys);
-    a.kv_heads = 1 + check_below(c, 2);
-    a.group = check_groups[check_below(c, spans_max > 10 ? 4 : CHECK_GROUPS)];
-    a.window =
-        1 + check_below(c, kvf_min_u32(spans_max > 10 ? 8 : 24, kvf_observe_window_max(a.group)));
-    a.window_mean = check_below(c, 2);
-    a.group_reduce = (kvf_group_reduce)check_below(c, 3);
-    a.scale = 1.0f / sqrtf((float)shape->head_dim);
-    a.cap = check_cap(c);
-    observe_extras(c, &a);
-    check_describe(c,
-                   "%s G=%u+%u/%u W=%u of %u heads=%u spans=%u reduce=%d data=%d mean=%u "
-                   "weighted=%u raw=%u adds=%u ring=%u",
-                   check_shape_text(shape), a.group_first, a.group_count, a.group, a.window,
-                   a.window_total, a.kv_heads, spans_max, (int)a.group_reduce, (int)data,
-                   a.window_mean, a.is_weighted, a.is_raw, a.accumulates, a.ring_slots);
-    const size_t rows = (size_t)kvf_max_u32(a.window, a.ring_slots) * a.kv_heads * a.group;
-    void *q = check_in(c, rows * kvf_key_bytes(shape));
-    kvf_span *spans = check_in(c, (size_t)a.kv_heads * spans_max * sizeof *spans);
-    uint32_t *index = check_in(c, (size_t)a.kv_heads * spans_max * sizeof *index);
-    uint32_t *limit = check_in(c, a.window * sizeof *limit);
-    check_fill(c, q, shape->dtype, rows * shape->head_dim, data);
-    double k_norm = 0.0, unused = 0.0;
-    for (size_t i = 0; i < (size_t)a.kv_heads * spans_max; i++) {
-        spans[i] = make_span(c, shape, false, data);
-        index[i] = (uint32_t)(i % spans_max) * shape->page_size;
-        span_bounds(shape, &spans[i], &k_norm, &unused);
+    a.shape.dtype = (kvf_dtype)check_below(c, 3);
+    a.shape.head_dim = check_head_dims[check_below(c, check_dims(c))];
+    a.shape = check_values(c, &a.shape);
+    check_describe(c, "compare, %s heads=%u", check_shape_text(&a.shape), heads);
+    const size_t count = (size_t)heads * kvf_value_dim(&a.shape);
+    void *out = check_in(c, count * kvf_dtype_bytes(a.shape.dtype));
+    void *dense = check_in(c, count * kvf_dtype_bytes(a.shape.dtype));
+    float *lse = check_in(c, heads * sizeof *lse), *dense_lse = check_in(c, heads * sizeof *lse);
+    check_fill(c, out, a.shape.dtype, count, DATA_NORMAL);
+    check_fill(c, dense, a.shape.dtype, count, DATA_NORMAL);
+    if (check_below(c, 4) == 0)
+        kvf_element_set(out, a.shape.dtype, check_below(c, (uint32_t)count), NAN);
+    for (uint32_t h = 0; h < heads; h++) {
+        dense_lse[h] = (float)check_normal(c) * 10.0f;
+        lse[h] = check_below(c, 9) ? dense_lse[h] - fabsf((float)check_normal(c)) : -INFINITY;
     }
-    for (uint32_t w = 0; w < a.window; w++)
-        limit[w] = check_below(c, 3) ? spans_max * shape->page_size
-                                     : check_below(c, spans_max * shape->page_size);
-    a.q = q;
-    a.limit = a.ring_slots && check_below(c, 2) ? NULL : limit;
-    a.limit_first = check_below(c, spans_max * shape->page_size);
-    a.spans = spans;
-    a.span_index = index;
-    a.span_count = check_counts(c, a.kv_heads, spans_max);
-    a.sinks = make_sinks(c, a.kv_heads * a.group);
-    observe_buffers want = observe_run(c, &a, c->ref, false);
-    observe_buffers got = observe_run(c, &a, c->var, true);
-    bounds b = bounds_of(shape, check_norm(q, shape->dtype, rows, shape->head_dim), k_norm, 1.0,
-                         a.scale, (size_t)KVF_OBSERVE_SPANS * shape->page_size, 0.0);
-    observe_compare(c, &a, &want, &got, &b);
+    a.out = out;
+    a.dense = dense;
+    a.lse = lse;
+    a.dense_lse = dense_lse;
+    kvf_layer_counters *got[2];
+    for (int i = 0; i < 2; i++) {
+        got[i] = check_put_out(c, &(kvf_layer_counters){.recall_sum = 2.5, .verified = 3},
+                               sizeof *got[i]);
+        a.counters = got[i];
+        CHECK_RUN(c, i ? c->var : c->ref, compare, &a, i);
+    }
+    if (fabs(got[1]->recall_sum - got[0]->recall_sum) > 1e-14 * got[0]->recall_sum)
+        check_fail(c, "recall %.17g, reference %.17g", got[1]->recall_sum, got[0]->recall_sum);
+    got[1]->recall_sum = got[0]->recall_sum;
+    check_bits(c, "counters", got[1], got[0], sizeof *got[0]);
 }
 
-void check_observe(check *c)
+void check_spans(check *c)
 {
-    for (uint32_t i = 0; i < 60; i++) {
-        const kvf_shape s = check_shape(c, i, i / 3, i);
-        observe_case(c, &s, 1 + i % 4, check_data_of(i));
-    }
-    for (uint32_t i = 0; i < 3; i++) /* more than one chunk */
-        observe_case(c, &(kvf_shape){(kvf_dtype)i, 64, 8, KVF_PAGES_NATIVE, 0}, 130, DATA_NORMAL);
+    for (uint32_t i = 0; i < 20; i++)
+        assemble_case(c, 1 + i % 4, i % 7 == 6 ? 700 : 1 + 3 * i);
+    for (uint32_t i = 0; i < 16; i++)
+        csr_case(c, i % 4 == 3 ? 20 : 1 + i % 3);
+    for (uint32_t i = 0; i < 10; i++)
+        compare_case(c, i ? 4 * i : 300);
 }
