@@ -10,6 +10,8 @@
 
 #include "draw_mass.h"
 
+#include <string.h>
+
 #if defined(__AVX512F__) || defined(__AVX2__)
 #include <immintrin.h>
 #endif
@@ -17,11 +19,6 @@
 #if defined(__AVX512F__)
 #define LANES 8u
 typedef __m512i whole;
-
-static inline whole every(uint64_t x)
-{
-    return _mm512_set1_epi64((long long)x);
-}
 
 /* The bits of highest - logit. */
 static inline whole load_gap(const float *logits, float highest)
@@ -31,22 +28,12 @@ static inline whole load_gap(const float *logits, float highest)
 }
 
 #define MULTIPLY(a, b)    _mm512_mul_epu32(a, b)
-#define ADD(a, b)         _mm512_add_epi64(a, b)
-#define SUBTRACT(a, b)    _mm512_sub_epi64(a, b)
-#define AND(a, b)         _mm512_and_si512(a, b)
-#define OR(a, b)          _mm512_or_si512(a, b)
-#define UP(a, n)          _mm512_slli_epi64(a, n)
 #define DOWN(a, n)        _mm512_srli_epi64(a, n)
 #define UP_BY(a, n)       _mm512_sllv_epi64(a, n)
 #define DOWN_BY(a, n)     _mm512_srlv_epi64(a, n)
 #define WHERE(test, a, b) _mm512_mask_mov_epi64(b, test, a)
 #define EQUAL(a, b)       _mm512_cmpeq_epi64_mask(a, b)
 #define MORE(a, b)        _mm512_cmpgt_epi64_mask(a, b)
-
-static inline void store_whole(uint64_t *to, whole x)
-{
-    _mm512_storeu_si512(to, x);
-}
 
 static inline void store_bins(uint16_t *to, whole x)
 {
@@ -56,11 +43,6 @@ static inline void store_bins(uint16_t *to, whole x)
 #define LANES 4u
 typedef __m256i whole;
 
-static inline whole every(uint64_t x)
-{
-    return _mm256_set1_epi64x((long long)x);
-}
-
 /* The bits of highest - logit. */
 static inline whole load_gap(const float *logits, float highest)
 {
@@ -69,22 +51,12 @@ static inline whole load_gap(const float *logits, float highest)
 }
 
 #define MULTIPLY(a, b)    _mm256_mul_epu32(a, b)
-#define ADD(a, b)         _mm256_add_epi64(a, b)
-#define SUBTRACT(a, b)    _mm256_sub_epi64(a, b)
-#define AND(a, b)         _mm256_and_si256(a, b)
-#define OR(a, b)          _mm256_or_si256(a, b)
-#define UP(a, n)          _mm256_slli_epi64(a, n)
 #define DOWN(a, n)        _mm256_srli_epi64(a, n)
 #define UP_BY(a, n)       _mm256_sllv_epi64(a, n)
 #define DOWN_BY(a, n)     _mm256_srlv_epi64(a, n)
 #define WHERE(test, a, b) _mm256_blendv_epi8(b, a, test)
 #define EQUAL(a, b)       _mm256_cmpeq_epi64(a, b)
 #define MORE(a, b)        _mm256_cmpgt_epi64(a, b)
-
-static inline void store_whole(uint64_t *to, whole x)
-{
-    _mm256_storeu_si256((__m256i *)(void *)to, x);
-}
 
 /* The low 16 bits of each lane. */
 static inline void store_bins(uint16_t *to, whole x)
@@ -99,20 +71,25 @@ static inline void store_bins(uint16_t *to, whole x)
 #endif
 
 #if defined(LANES)
+static inline whole every(uint64_t x)
+{
+    return (whole){0} + (long long)x;
+}
+
 /* As kvf_draw_distance; far for logits that are not finite, too. Shifts by 64 and more, as numbers
  * without a sign, leave nothing. */
 static inline whole distances(const kvf_draw_settings *s, float highest, const float *logits)
 {
     const whole none = every(0), far = every(KVF_DRAW_FAR);
     const whole bits = load_gap(logits, highest);
-    const whole field = AND(DOWN(bits, 23), every(255));
+    const whole field = DOWN(bits, 23) & every(255);
     const whole is_small = every(1), lead = every(0x800000u);
-    const whole digits = OR(AND(bits, every(0x7fffffu)), WHERE(EQUAL(field, none), none, lead));
+    const whole digits = (bits & every(0x7fffffu)) | WHERE(EQUAL(field, none), none, lead);
     const whole product = MULTIPLY(digits, every(s->scale));
     const whole exponent = WHERE(EQUAL(field, none), is_small, field);
-    const whole shift = ADD(exponent, every((uint64_t)((int64_t)s->exponent - 118)));
+    const whole shift = exponent + every((uint64_t)((int64_t)s->exponent - 118));
     const whole left = WHERE(MORE(DOWN_BY(far, shift), product), UP_BY(product, shift), far);
-    const whole right = DOWN_BY(product, SUBTRACT(none, shift));
+    const whole right = DOWN_BY(product, none - shift);
     whole distance = WHERE(MORE(shift, none), left, right);
     distance = WHERE(MORE(far, distance), distance, far);
     distance = WHERE(EQUAL(product, none), none, distance);
@@ -124,13 +101,13 @@ static inline whole masses(whole distance)
 {
     static const uint32_t terms[] = {437u,      5676u,      65510u,      661577u,    5726720u,
                                      41309550u, 238388332u, 1031764991u, 2977044472u};
-    const whole f = AND(distance, every(0xffffffffu));
+    const whole f = distance & every(0xffffffffu);
     whole sum = every(30);
 #pragma GCC unroll 9
     for (size_t i = 0; i < sizeof terms / sizeof *terms; i++)
-        sum = SUBTRACT(every(terms[i]), DOWN(MULTIPLY(f, sum), 32));
-    const whole part = SUBTRACT(every(UINT64_C(1) << 32), DOWN(MULTIPLY(f, sum), 32));
-    return DOWN_BY(UP(part, 8), DOWN(distance, 32));
+        sum = every(terms[i]) - DOWN(MULTIPLY(f, sum), 32);
+    const whole part = every(UINT64_C(1) << 32) - DOWN(MULTIPLY(f, sum), 32);
+    return DOWN_BY(part << 8, DOWN(distance, 32));
 }
 #else
 #define LANES 1u
@@ -143,7 +120,8 @@ static void weigh(const kvf_draw_settings *settings, float highest, const float 
 #if defined(__AVX512F__) || defined(__AVX2__)
     for (; i + LANES <= count; i += LANES) {
         const whole distance = distances(settings, highest, logits + i);
-        store_whole(mass + i, masses(distance));
+        const whole some = masses(distance);
+        memcpy(mass + i, &some, sizeof some);
         store_bins(bin + i, DOWN(distance, KVF_DRAW_BIN_SHIFT));
     }
 #endif
