@@ -179,11 +179,6 @@ kvf_status cli_run_prune_note(cli_run *run, kvf_error *error)
 
 /* ---- figures ---- */
 
-static double ratio(double a, double b)
-{
-    return b > 0.0 ? a / b : 0.0;
-}
-
 /* Tokens of a prompt, on average. */
 static double kept_per_layer(const cli_run *run)
 {

@@ -57,11 +57,6 @@ static uint64_t generated_tokens(const cli_run *run)
     return sum + run->batch.generated;
 }
 
-static double ratio(double a, double b)
-{
-    return b > 0.0 ? a / b : 0.0;
-}
-
 static double attended_per_head_step(const cli_run *run, const kvf_stats *s)
 {
     return ratio((double)s->tokens_attended, (double)s->steps * run->in->model.kv_heads);

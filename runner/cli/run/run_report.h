@@ -24,6 +24,12 @@ bool cli_report_write(cli_report *report);
 /** The result of `score`, to standard output. @return false after a message */
 bool cli_report_print_score(const cli_run *run);
 
+/* 0 where there is nothing to divide by. */
+static inline double ratio(double a, double b)
+{
+    return b > 0.0 ? a / b : 0.0;
+}
+
 /* Parts of it, from the files that know them. */
 
 void cli_rescore_write_all(cli_json *json, const cli_run *run);
