@@ -112,47 +112,28 @@ kvf_status kvf_generate_prefill(const kvf_session *session, const kvf_prefill_re
     return KVF_OK;
 }
 
-/* One step with @p count tokens. */
-static kvf_status step(const kvf_session *session, kvf_sequence *sequence, const uint32_t *ids,
-                       uint32_t count, bool want_logits, kvf_decode_result *result,
-                       kvf_error *error)
-{
-    const double start = kvf_now_ms();
-    const kvf_several several = {&sequence, &count, ids, 1};
-    kvf_status status = kvf_transformer_decode_several(session->transformer, session->cache,
-                                                       &several, want_logits, session->stream);
-    status = kvf_session_finish(session, status, error);
-    if (result->step_ms)
-        result->step_ms[result->steps] = kvf_now_ms() - start;
-    result->steps++;
-    return status;
-}
-
-/* The next of @p count ids that are given: as many as one step takes, which are @p taken. One with
- * several is not told of: it says nothing about the time of a token. */
+/* The next of @p count ids that are given: as many as one step takes, which are @p taken. */
 static kvf_status feed(const kvf_session *session, kvf_sequence *sequence, const uint32_t *ids,
-                       uint32_t count, bool wants_logits, uint32_t *taken,
-                       kvf_decode_result *result, kvf_error *error)
+                       uint32_t count, bool wants_logits, uint32_t *taken, kvf_error *error)
 {
     const uint32_t most = session->step_tokens ? session->step_tokens : 1;
-    kvf_decode_result untold = {0};
+    const kvf_several several = {&sequence, taken, ids, 1};
     *taken = count < most ? count : most;
-    return step(session, sequence, ids, *taken, wants_logits, *taken == 1 ? result : &untold,
-                error);
+    const kvf_status status = kvf_transformer_decode_several(
+        session->transformer, session->cache, &several, wants_logits, session->stream);
+    return kvf_session_finish(session, status, error);
 }
 
 kvf_status kvf_generate_extend(const kvf_session *session, const kvf_prefill_request *request,
                                kvf_stop *stop, kvf_error *error)
 {
-    kvf_decode_result untimed = {0};
     *stop = KVF_STOP_LENGTH;
     for (uint32_t done = 0, taken; done < request->count;) {
         /* A step of several tokens has their logits in as many rows. */
         const uint32_t rest = request->count - done;
         const bool is_last = request->wants_logits && rest == 1;
         KVF_TRY(feed(session, request->sequence, request->ids + done,
-                     request->wants_logits && !is_last ? rest - 1 : rest, is_last, &taken, &untimed,
-                     error));
+                     request->wants_logits && !is_last ? rest - 1 : rest, is_last, &taken, error));
         done += taken;
         if (request->progress && !request->progress(request->user, done, request->count) &&
             done < request->count) {
@@ -207,9 +188,8 @@ kvf_status kvf_generate_score(const kvf_session *session, const kvf_score_reques
     for (uint32_t i = 0, taken; i + 1 < request->count; i += taken) {
         const double start = kvf_now_ms();
         KVF_TRY(feed(session, request->sequence, request->ids + i, request->count - 1 - i, true,
-                     &taken, result, error));
-        if (taken > 1)
-            tell_each(result, taken, (kvf_now_ms() - start) / taken);
+                     &taken, error));
+        tell_each(result, taken, (kvf_now_ms() - start) / taken);
         for (uint32_t row = 0; row < taken; row++)
             KVF_TRY(score(session, request, row, i + row + 1, error));
         if (request->progress && !request->progress(request->user, i + taken, request->count - 1)) {
