@@ -166,31 +166,20 @@ void added_tokens_destroy(added_tokens *self)
 
 /* ---- matching ---- */
 
-/* The range [*low, *high) of patterns that have @p byte at @p depth, among those that share what is
-   before it. */
-static void narrow(const added_patterns *patterns, size_t depth, unsigned char byte, size_t *low,
-                   size_t *high)
+/* The first of the patterns from @p low to @p high, which share what is before @p depth, that is
+ * longer and has no byte below @p byte there. */
+static size_t bound(const added_patterns *patterns, size_t depth, unsigned byte, size_t low,
+                    size_t high)
 {
-    size_t a = *low;
-    size_t b = *high;
-    while (a < b) { /* the first pattern that is long enough and not below byte */
-        size_t middle = a + (b - a) / 2;
+    while (low < high) {
+        const size_t middle = low + (high - low) / 2;
         const added_pattern *pattern = &patterns->list[middle];
         if (pattern->size <= depth || (unsigned char)pattern->text[depth] < byte)
-            a = middle + 1;
+            low = middle + 1;
         else
-            b = middle;
+            high = middle;
     }
-    *low = a;
-    b = *high;
-    while (a < b) { /* the first pattern above byte */
-        size_t middle = a + (b - a) / 2;
-        if ((unsigned char)patterns->list[middle].text[depth] <= byte)
-            a = middle + 1;
-        else
-            b = middle;
-    }
-    *high = a;
+    return low;
 }
 
 /* The longest pattern at @p at, or NULL. */
@@ -203,7 +192,9 @@ static const added_pattern *longest_at(const added_search *search, size_t at)
     size_t low = 0;
     size_t high = patterns->count;
     for (size_t depth = 0; at + depth < search->size && low < high; depth++) {
-        narrow(patterns, depth, (unsigned char)search->text[at + depth], &low, &high);
+        const unsigned byte = (unsigned char)search->text[at + depth];
+        low = bound(patterns, depth, byte, low, high);
+        high = bound(patterns, depth, byte + 1, low, high);
         if (low < high && patterns->list[low].size == depth + 1)
             best = &patterns->list[low]; /* the shortest of a range sorts first */
     }
