@@ -24,6 +24,7 @@
 #include <sys/mman.h>
 
 #include "common/clock.h"
+#include "common/percentile.h"
 #include "device.h"
 
 #define PAGES      512u
@@ -458,18 +459,12 @@ static void check_clock(rig *r, timing *t)
     MUST(r, rate > 0.5 && rate < 1000.0);
 }
 
-static int compare_u64(const void *a, const void *b)
+static double median_time(rig *r, timing *t, int has_link, uint32_t kernels)
 {
-    const uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
-    return (x > y) - (x < y);
-}
-
-static uint64_t median_time(rig *r, timing *t, int has_link, uint32_t kernels)
-{
-    uint64_t ns[7];
+    double ns[7];
     for (int i = 0; i < 7; i++)
-        ns[i] = time_of(r, t, has_link, kernels);
-    qsort(ns, 7, sizeof *ns, compare_u64);
+        ns[i] = (double)time_of(r, t, has_link, kernels);
+    kvf_sort(ns, 7);
     return ns[3];
 }
 
@@ -485,11 +480,11 @@ static void point_inside(rig *r, timing *t)
 static void check_overlap(rig *r, timing *t)
 {
     point_inside(r, t);
-    const uint64_t link = median_time(r, t, 1, 0), few = median_time(r, t, 0, 16);
-    const uint32_t kernels = (uint32_t)(16 * link / (few > 0 ? few : 1)) + 1;
-    const uint64_t work = median_time(r, t, 0, kernels), both = median_time(r, t, 1, kernels);
-    printf("overlap: copy %.3f ms, %u kernels %.3f ms, both %.3f ms\n", (double)link / 1e6, kernels,
-           (double)work / 1e6, (double)both / 1e6);
+    const double link = median_time(r, t, 1, 0), few = median_time(r, t, 0, 16);
+    const uint32_t kernels = (uint32_t)(16.0 * link / (few > 1.0 ? few : 1.0)) + 1;
+    const double work = median_time(r, t, 0, kernels), both = median_time(r, t, 1, kernels);
+    printf("overlap: copy %.3f ms, %u kernels %.3f ms, both %.3f ms\n", link / 1e6, kernels,
+           work / 1e6, both / 1e6);
 }
 
 static void check_times(rig *r)

@@ -18,9 +18,10 @@ typedef struct model {
     uint32_t free_count;
 } model;
 
-static kvf_host_memory_config plain_memory(void)
+static kvf_status make_pool(rig *r, size_t block_bytes, uint32_t blocks, kvf_page_pool *pool)
 {
-    return (kvf_host_memory_config){.node = -1, .touch_threads = 1};
+    const kvf_host_memory_config memory = {.node = -1, .touch_threads = 1};
+    return kvf_page_pool_create(r->context, r->device, &memory, NULL, block_bytes, blocks, pool);
 }
 
 static void pick_used(const model *m, rig_random *random, kvf_block *out)
@@ -56,9 +57,8 @@ static void check_bytes(const kvf_page_pool *pool, kvf_block block)
 
 RIG_TEST(test_random)
 {
-    kvf_host_memory_config memory = plain_memory();
     kvf_page_pool pool;
-    RIG_OK(kvf_page_pool_create(r->context, r->device, &memory, NULL, BLOCK_BYTES, BLOCKS, &pool));
+    RIG_OK(make_pool(r, BLOCK_BYTES, BLOCKS, &pool));
     model m = {.free_count = BLOCKS};
     rig_random random = rig_seed("page pool", 11);
     uint32_t full = 0;
@@ -92,9 +92,8 @@ RIG_TEST(test_random)
 /* A fresh pool hands out ascending ids, whose bytes are contiguous. */
 RIG_TEST(test_fresh_order)
 {
-    kvf_host_memory_config memory = plain_memory();
     kvf_page_pool pool;
-    RIG_OK(kvf_page_pool_create(r->context, r->device, &memory, NULL, BLOCK_BYTES, BLOCKS, &pool));
+    RIG_OK(make_pool(r, BLOCK_BYTES, BLOCKS, &pool));
     char *first = kvf_page_pool_host(&pool, (kvf_block){0});
     for (uint32_t i = 0; i < BLOCKS; i++) {
         kvf_block block;
@@ -109,9 +108,8 @@ RIG_TEST(test_fresh_order)
 /* is_valid sees a damaged free list: a walk that cannot fail would prove nothing. */
 RIG_TEST(test_walk_sees_damage)
 {
-    kvf_host_memory_config memory = plain_memory();
     kvf_page_pool pool;
-    RIG_OK(kvf_page_pool_create(r->context, r->device, &memory, NULL, BLOCK_BYTES, 8, &pool));
+    RIG_OK(make_pool(r, BLOCK_BYTES, 8, &pool));
     assert_true(kvf_page_pool_is_valid(&pool));
     pool.next[3] = 2; /* a ring */
     assert_false(kvf_page_pool_is_valid(&pool));
@@ -128,12 +126,9 @@ RIG_TEST(test_walk_sees_damage)
 
 RIG_TEST(test_too_large)
 {
-    kvf_host_memory_config memory = plain_memory();
     kvf_page_pool pool;
     /* More than any machine has: refused by preflight, before anything is mapped. */
-    assert_int_equal(kvf_page_pool_create(r->context, r->device, &memory, NULL, (size_t)1 << 30,
-                                          1u << 20, &pool),
-                     KVF_OUT_OF_MEMORY);
+    assert_int_equal(make_pool(r, (size_t)1 << 30, 1u << 20, &pool), KVF_OUT_OF_MEMORY);
     RIG_TELLS(r, "1.00 PiB");
     assert_null(pool.context);
 }

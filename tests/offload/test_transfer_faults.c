@@ -26,9 +26,7 @@ typedef struct lists {
 } lists;
 
 typedef struct ferry {
-    kvf_context *context;
-    kvf_device *device;
-    const kvf_device_ops *ops;
+    rig r;
     kvf_page_pool pool;
     kvf_transfer_engine *engine;
     kvf_stream *stream;
@@ -39,23 +37,20 @@ typedef struct ferry {
 
 static void open_ferry(ferry *f, kvf_transfer method)
 {
-    const kvf_device_config device = {.threads = 1, .isa_mask = KVF_ISA_ALL};
     const kvf_host_memory_config memory = {
         .node = -1, .huge_pages = KVF_HUGE_PAGES_OFF, .touch_threads = 1};
     void *block;
     memset(f, 0, sizeof *f);
     kvf_emu_reset();
-    RIG_OK(kvf_context_create(NULL, NULL, NULL, &f->context));
-    RIG_OK(kvf_device_open(f->context, KVF_DEVICE_CUDA, &device, &f->device));
-    f->ops = f->device->ops;
-    RIG_OK(kvf_page_pool_create(f->context, f->device, &memory, NULL, BYTES, PAGES, &f->pool));
+    rig_open(&f->r, &(rig_config){.threads = 1});
+    RIG_OK(kvf_page_pool_create(f->r.context, f->r.device, &memory, NULL, BYTES, PAGES, &f->pool));
     for (uint32_t p = 0; p < PAGES; p++)
         memset(kvf_page_pool_host(&f->pool, (kvf_block){p}), (int)p + 1, BYTES);
     assert_int_equal(cudaHostAlloc(&block, 2 * PAGES * BYTES, cudaHostAllocMapped), cudaSuccess);
     f->slots = block;
     assert_int_equal(cudaHostAlloc(&block, 2 * sizeof *f->l, cudaHostAllocMapped), cudaSuccess);
     f->l = block;
-    RIG_OK(f->ops->stream_create(f->device, KVF_PRIORITY_NORMAL, &f->stream));
+    RIG_OK(f->r.ops->stream_create(f->r.device, KVF_PRIORITY_NORMAL, &f->stream));
     /* A choice of AUTO, so that both sides stand ready. */
     kvf_transfer_choice mixed;
     for (uint32_t b = 0; b < KVF_TRANSFER_BUCKETS; b++)
@@ -70,19 +65,17 @@ static void open_ferry(ferry *f, kvf_transfer method)
                                         .gather_threads = 1,
                                         .memory = memory,
                                         .pool = &f->pool.memory};
-    RIG_OK(kvf_transfer_open(f->device, &config, &f->engine));
+    RIG_OK(kvf_transfer_open(f->r.device, &config, &f->engine));
 }
 
 static void close_ferry(ferry *f)
 {
-    f->ops->stream_destroy(f->stream);
+    f->r.ops->stream_destroy(f->stream);
     kvf_transfer_close(f->engine);
     (void)cudaFreeHost(f->l); /* a lost device frees, and says that it is lost */
     (void)cudaFreeHost(f->slots);
     kvf_page_pool_destroy(&f->pool);
-    kvf_device_close(f->device);
-    assert_int_equal(f->context->live_bytes, 0);
-    kvf_context_destroy(f->context);
+    rig_close(&f->r);
 }
 
 static char *slots_of_trip(const ferry *f)
@@ -113,7 +106,7 @@ static kvf_status cross(ferry *f)
     }
     if (status == KVF_OK)
         status = kvf_transfer_join(f->engine, ticket, f->stream);
-    const kvf_status waited = f->ops->stream_wait(f->stream);
+    const kvf_status waited = f->r.ops->stream_wait(f->stream);
     return status != KVF_OK ? status : waited;
 }
 
@@ -127,13 +120,13 @@ static void assert_arrived(const ferry *f)
 /* A stream keeps its error, so the next one is fresh. */
 static void use_on(ferry *f)
 {
-    f->ops->stream_destroy(f->stream);
-    RIG_OK(f->ops->stream_create(f->device, KVF_PRIORITY_NORMAL, &f->stream));
+    f->r.ops->stream_destroy(f->stream);
+    RIG_OK(f->r.ops->stream_create(f->r.device, KVF_PRIORITY_NORMAL, &f->stream));
     for (uint32_t i = 0; i < 3; i++) {
         kvf_error error;
         if (cross(f) == KVF_OK)
             continue;
-        kvf_context_error(f->context, &error);
+        kvf_context_error(f->r.context, &error);
         fail_msg("after %s failed: trip %u: %s", kvf_emu_failed_call(), i, error.text);
     }
     assert_arrived(f);
