@@ -15,7 +15,6 @@
 #define BATCH_MAX 64u
 #define STEPS     3u /* as it comes, recorded, once more */
 #define TOKENS    44u
-#define EXPERTS   7u
 #define WINDOW    20u
 
 typedef struct rig {
