@@ -139,7 +139,6 @@ typedef struct gg_init_params {
 #define GG_FUNCTIONS(X)                                                                            \
     X(const char *, op_name, (int op))                                                             \
     X(const char *, type_name, (int type))                                                         \
-    X(const char *, get_name, (const gg_tensor *))                                                 \
     X(size_t, nbytes, (const gg_tensor *))                                                         \
     X(gg_context *, init, (gg_init_params))                                                        \
     X(void, free, (gg_context *))                                                                  \

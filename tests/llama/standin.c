@@ -72,11 +72,6 @@ const char *ggml_version(void)
     return "0.0.0-standin";
 }
 
-const char *ggml_get_name(const gg_tensor *tensor)
-{
-    return broken == STANDIN_TENSOR ? tensor->name + 8 : tensor->name;
-}
-
 size_t ggml_nbytes(const gg_tensor *t)
 {
     return t->nb[3] * (size_t)t->ne[3];
@@ -117,7 +112,7 @@ gg_tensor *ggml_new_tensor_4d(gg_context *context, int type, int64_t a, int64_t 
 
 gg_tensor *ggml_set_name(gg_tensor *tensor, const char *name)
 {
-    strncpy(tensor->name, name, GG_NAME - 1);
+    strncpy(tensor->name + (broken == STANDIN_TENSOR ? 8 : 0), name, GG_NAME - 9);
     return tensor;
 }
 
