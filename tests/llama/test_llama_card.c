@@ -158,36 +158,6 @@ static void caches_are_served_where_they_are(void **state)
     }
 }
 
-static void alibi(gg_tensor *node)
-{
-    const float bias = 8.0f;
-    memcpy(&node->op_params[1], &bias, sizeof bias);
-}
-
-/* The CPU computes it from copies, and its output goes back to the card. */
-static void what_is_left_has_llamas_bits(void **state)
-{
-    float own[RIG_HEADS * RIG_DIM];
-    rig_set set[1] = {{0}};
-    rig *r = rig_open(&(rig_options){0});
-    assert_int_equal(rig_begin(r, 0, 70, set[0]), GG_SUCCESS);
-    r->spoil = alibi;
-    for (int on_card = 1; on_card >= 0; on_card--) {
-        r->has_card = on_card;
-        r->random = 99;
-        gg_backend *ours = r->backend;
-        if (!on_card)
-            r->backend = r->cpu;
-        assert_int_equal(rig_attend(r, 1, 1, 0, 1, set), GG_SUCCESS);
-        assert_false(r->by_kvferry);
-        r->backend = ours;
-        if (on_card)
-            memcpy(own, r->out, sizeof own);
-    }
-    assert_memory_equal(own, r->out, sizeof own);
-    assert_non_null(strstr(rig_end(r), "ALiBi"));
-}
-
 /* Steps of one token, the first 40. */
 static void begin(rig *r, rig_set set, uint64_t copies, uint64_t waits)
 {
@@ -326,7 +296,6 @@ int main(void)
     setenv("KVF_TEST_CARD", "1", 1);
     return unit_run(without_a_card_nothing_is_said, a_card_that_cannot_serve_is_left,
                     caches_of_many_cells_are_taken, caches_are_served_where_they_are,
-                    what_is_left_has_llamas_bits, rows_stay_on_the_card,
-                    rows_that_nobody_sees_are_written, cuda_gets_pages_that_are_there,
-                    work_on_the_card_is_waited_for);
+                    rows_stay_on_the_card, rows_that_nobody_sees_are_written,
+                    cuda_gets_pages_that_are_there, work_on_the_card_is_waited_for);
 }

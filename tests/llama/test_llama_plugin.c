@@ -341,7 +341,6 @@ TEST(scales_may_change)
 /* Left to llama.cpp: with its bits, counted, and said once. */
 TEST(what_is_not_understood_is_left)
 {
-    without_a_card();
     const struct {
         void (*spoil)(gg_tensor *node);
         const char *said;
@@ -353,6 +352,8 @@ TEST(what_is_not_understood_is_left)
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         float own[RIG_HEADS * RIG_DIM];
         rig_set set[1] = {{0}};
+        if (rig_has_card() && cases[i].spoil == queries_beyond_f16)
+            continue; /* they are not looked at there */
         rig *r = rig_open(&(rig_options){0});
         assert_int_equal(rig_begin(r, 0, 70, set[0]), GG_SUCCESS);
         r->spoil = cases[i].spoil;
@@ -365,9 +366,10 @@ TEST(what_is_not_understood_is_left)
         const char *text = rig_said(), *first = strstr(text, cases[i].said);
         assert_non_null(first);
         assert_null(strstr(first + 1, cases[i].said));
-        /* The CPU alone. */
+        /* The CPU alone; of a card, from copies and back. */
         gg_backend *ours = r->backend;
         r->backend = r->cpu;
+        r->has_card = 0;
         r->random = 99;
         assert_int_equal(rig_attend(r, 1, 1, 0, 1, set), GG_SUCCESS);
         assert_memory_equal(own, r->out, sizeof own);
