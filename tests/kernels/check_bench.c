@@ -517,8 +517,6 @@ static kvf_attend_step_args some_args(const layers *d, uint32_t first, uint32_t 
 /* A chunk is one layer's; there is one of them. */
 static kvf_prefill_kernel_args prefill_args(const layers *d, uint32_t first, uint32_t rows)
 {
-    (void)first;
-    (void)rows;
     return (kvf_prefill_kernel_args){.shape = kvf_run_shape(&d->b.paging),
                                      .kv_heads = HEADS,
                                      .group = GROUP,
@@ -545,22 +543,16 @@ static kvf_stage_args stage_args(const layers *d, uint32_t staged)
 
 static kvf_stage_args slots_args(const layers *d, uint32_t first, uint32_t rows)
 {
-    (void)first;
-    (void)rows;
     return stage_args(d, 0);
 }
 
 static kvf_stage_args homes_args(const layers *d, uint32_t first, uint32_t rows)
 {
-    (void)first;
-    (void)rows;
     return stage_args(d, 1);
 }
 
 static kvf_encode_args encode_args(const layers *d, uint32_t first, uint32_t rows)
 {
-    (void)first;
-    (void)rows;
     return (kvf_encode_args){.shape = kvf_run_shape(&d->b.paging),
                              .job_count = d->b.chunk / BLOCK * HEADS,
                              .jobs = d->jobs};

@@ -187,7 +187,6 @@ const char *check_cuda_name(const check_cuda *cuda)
 
 bool check_cuda_is_emulated(const check_cuda *cuda)
 {
-    (void)cuda;
     return KVF_CHECK_EMULATED;
 }
 
@@ -213,14 +212,12 @@ void *check_cuda_take(check_cuda *cuda, size_t bytes)
 
 void check_cuda_adopt(check_cuda *cuda, void *memory, size_t bytes)
 {
-    (void)cuda;
     if (cudaHostRegister(memory, bytes, cudaHostRegisterMapped) != cudaSuccess)
         abort();
 }
 
 void check_cuda_abandon(check_cuda *cuda, void *memory)
 {
-    (void)cuda;
     if (cudaHostUnregister(memory) != cudaSuccess)
         abort();
 }

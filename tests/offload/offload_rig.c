@@ -43,7 +43,6 @@ typedef struct all_tasks {
 
 static void run_all(const void *raw, uint32_t task)
 {
-    (void)task;
     const all_tasks *all = raw;
     for (uint32_t i = 0; i < all->tasks; i++)
         all->fn(all->args, i);

@@ -367,8 +367,6 @@ static struct {
 
 static void read_script(const kvf_topology *topology, int32_t node, kvf_headroom *out)
 {
-    (void)topology;
-    (void)node;
     *out = script.looks++ < script.from ? script.first : script.then;
 }
 
@@ -616,7 +614,6 @@ TEST(test_cgroup_v1)
 
 static uint64_t read_cpus(const char *proc, const char *sys, const char **file)
 {
-    (void)file;
     return kvf_cgroup_cpus(proc, sys);
 }
 

@@ -69,7 +69,6 @@ void plan_make(plan *p, rig_random *random, size_t page_bytes)
 
 void transfer_write_request(const void *raw, uint32_t task)
 {
-    (void)task;
     const write_args *a = raw;
     const plan *p = a->plan;
     uint32_t q = a->request;
@@ -83,7 +82,6 @@ void transfer_write_request(const void *raw, uint32_t task)
 
 static void check_request(const void *raw, uint32_t task)
 {
-    (void)task;
     const check_args *a = raw;
     const plan *p = a->plan;
     const char *mirror = a->memory->mirror;
