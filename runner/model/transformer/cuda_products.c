@@ -4,11 +4,6 @@
 
 #include "cuda_products.h"
 
-static kvf_status launched(int status)
-{
-    return status == 0 ? KVF_OK : KVF_DEVICE_FAILED;
-}
-
 bool cuda_is_small_batch(const transformer_step *s, const cuda_weights *w)
 {
     return s->separate && w->parts[0]->inputs % 8 == 0 && s->t->model.dtype != KVF_FP32;
@@ -34,14 +29,14 @@ kvf_small_batch_gemm cuda_small_batch(const transformer_step *s, const cuda_weig
 }
 
 /* Rows of a batch that are not thin go one by one, because cuBLAS rounds by their number. */
-static kvf_status multiply_rows(const cuda_products *p, const transformer_step *s,
+static kvf_status multiply_rows(kvf_cublas *cublas, const transformer_step *s,
                                 kvf_cublas_product product)
 {
     const size_t x_bytes = product.inputs * kvf_dtype_bytes(product.dtype);
     const char *x = product.x;
     product.rows = s->separate ? 1 : s->rows;
     for (uint32_t row = 0; row < s->rows; row += product.rows) {
-        KVF_TRY(kvf_cublas_multiply(p->cublas, &product, kvf_stream_native(s->stream)));
+        KVF_TRY(kvf_cublas_multiply(cublas, &product, kvf_stream_native(s->stream)));
         x += product.rows * x_bytes;
         product.x = x;
         product.y += (size_t)product.rows * product.y_stride;
@@ -49,7 +44,7 @@ static kvf_status multiply_rows(const cuda_products *p, const transformer_step *
     return KVF_OK;
 }
 
-kvf_status cuda_multiply(const cuda_products *p, const transformer_step *s, const cuda_weights *w,
+kvf_status cuda_multiply(kvf_cublas *cublas, const transformer_step *s, const cuda_weights *w,
                          const void *x, float *y, bool accumulate)
 {
     const uint32_t outputs = outputs_of(w);
@@ -66,5 +61,5 @@ kvf_status cuda_multiply(const cuda_products *p, const transformer_step *s, cons
                                   .y = y,
                                   .y_stride = outputs,
                                   .accumulate = accumulate};
-    return multiply_rows(p, s, product);
+    return multiply_rows(cublas, s, product);
 }

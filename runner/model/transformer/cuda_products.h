@@ -13,9 +13,10 @@
 #include "small_batch_gemm.h"
 #include "transformer_ops.h"
 
-typedef struct cuda_products {
-    kvf_cublas *cublas;
-} cuda_products;
+static inline kvf_status launched(int status)
+{
+    return status == 0 ? KVF_OK : KVF_DEVICE_FAILED;
+}
 
 /* Matrices that share x and lie one after the other. */
 typedef struct cuda_weights {
@@ -29,7 +30,7 @@ kvf_small_batch_gemm cuda_small_batch(const transformer_step *s, const cuda_weig
                                       const void *x);
 
 /* y = x W^T, or +=. x [rows, inputs] of the model's type, y [rows, all outputs] */
-kvf_status cuda_multiply(const cuda_products *p, const transformer_step *s, const cuda_weights *w,
+kvf_status cuda_multiply(kvf_cublas *cublas, const transformer_step *s, const cuda_weights *w,
                          const void *x, float *y, bool accumulate);
 
 #endif

@@ -27,7 +27,7 @@ typedef struct pinned {
 } pinned;
 
 typedef struct cuda_part {
-    cuda_products products;
+    kvf_cublas *cublas;
     void *workspace;
     void *reservation;
     void *weights; /* [weight_bytes] */
@@ -45,15 +45,10 @@ static cuda_part *part_of(const kvf_transformer *t)
 
 /* ---- operations ---- */
 
-static kvf_status launched(int status)
-{
-    return status == 0 ? KVF_OK : KVF_DEVICE_FAILED;
-}
-
 static kvf_status multiply(const transformer_step *s, const cuda_weights *w, const void *x,
                            float *y, bool accumulate)
 {
-    return cuda_multiply(&part_of(s->t)->products, s, w, x, y, accumulate);
+    return cuda_multiply(part_of(s->t)->cublas, s, w, x, y, accumulate);
 }
 
 static kvf_status cuda_start(const transformer_step *s, const uint32_t *ids,
@@ -465,7 +460,7 @@ static kvf_status cuda_open(kvf_transformer *t, kvf_error *error)
         p->starts_late = true;
     }
     KVF_TRY(reserve(t, error));
-    KVF_TRY(kvf_cublas_open(p->workspace, t->options.cublas, &p->products.cublas, error));
+    KVF_TRY(kvf_cublas_open(p->workspace, t->options.cublas, &p->cublas, error));
     return upload_weights(t, error);
 }
 
@@ -477,7 +472,7 @@ static void cuda_close(kvf_transformer *t)
     kvf_runtime *runtime = t->options.runtime;
     if (p->starts_late && kvf_row_use_device(t->options.device_ordinal) == 0)
         kvf_row_refuse_early_starts(-1);
-    kvf_cublas_close(p->products.cublas);
+    kvf_cublas_close(p->cublas);
     kvf_pinned_free(runtime, p->logits.host);
     kvf_pinned_free(runtime, p->words.host);
     kvf_memory_free(runtime, p->weights);
