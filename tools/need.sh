@@ -50,6 +50,7 @@ ci     cmd:g++                    g++
 ci     cmd:ccache                 ccache
 ci     cmd:aarch64-linux-gnu-gcc  gcc-aarch64-linux-gnu
 ci     h64:stdio.h                libc6-dev-arm64-cross
+ci     cmd:qemu-aarch64           qemu-user
 TABLE
 }
 

@@ -236,7 +236,7 @@ def check_text(folder, model):
 
 
 def check_tokenizer(folder, model):
-    """What is refused of a file is in tests/model/gguf.refusals."""
+    """Refusals of a file are in tests/model/gguf.refusals."""
     path = write(folder, "model.gguf", model.file(**{"tokenizer.ggml.model": "t5"}))
     done, got = run_ids(folder, path)
     check("ids go in where the tokenizer is another: " + done.stderr, got is not None and "ids are printed" in done.stderr)

@@ -113,8 +113,11 @@ static void compare_all(check *c, const char *family, const char *op, const char
         const uint32_t failures = c->failures;
         c->op = checks[i].name;
         c->cases = c->run = 0;
-        const bool is_slow = KVF_CHECK_SANITIZED || (c->cuda && check_cuda_is_emulated(c->cuda));
+        const bool is_slow =
+            KVF_CHECK_SANITIZED || KVF_CHECK_CROSS || (c->cuda && check_cuda_is_emulated(c->cuda));
         c->one_in = is_slow ? checks[i].one_in : 1;
+        if (KVF_CHECK_CROSS && c->one_in > 1)
+            c->one_in *= 3;
         c->memory = !c->cuda && is_listed(remembered, c->op) ? &memories[i] : NULL;
         memories[i].at = 0;
         checks[i].run(c);

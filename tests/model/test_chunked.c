@@ -3,7 +3,7 @@
 /*
  * Chunk by chunk through the whole model: without eviction it is a plain prefill, and so it is
  * where eviction keeps all. A policy of the test's own looks at what policies are shown, and what
- * it says is what layers hold. What eviction keeps and counts is the business of test_eviction.c.
+ * it says is what layers hold. test_eviction.c holds the numbers of kept tokens.
  */
 
 #include "model_fixture.h"

@@ -55,7 +55,7 @@ typedef struct kvf_batch_request {
                               than tokens_per_step_max of the cache, which can be cut and has no
                               static set; 0 = none. The same tokens as without */
     uint32_t step_rows; /**< tokens of all answers in a step with drafts, at most: batch_max of the
-                           transformer. What answers leave of them is for drafts */
+                           transformer. Drafts take the rest */
     /** The next token of an answer, whose index is @p answer's `generated`, from its logits
      * [vocab_size]; KVF_SAMPLER_NONE = there is none. NULL = the sampler's. */
     uint32_t (*choose)(void *user, const kvf_batch_answer *answer, const float *logits);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What blocks do not do: a mistake costs a row and no more, bad slots and chunks are left out, and
+ * Limits of blocks: a mistake costs a row and no more, bad slots and chunks are left out, and
  * what has no home, bad arguments and memory that runs out are refused, with nothing left behind.
  */
 
