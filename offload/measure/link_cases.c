@@ -846,7 +846,7 @@ static const link_kind kinds[] = {
                        .keeps_pages = true, .writes_back = true},
     [KVF_LINK_CADENCE] = {open_cadence, poison_slots, repeat_cadence, verify_slots,
                           .writes_back = true},
-    [KVF_LINK_TAX] = {open_tax, poison_slots, repeat_tax, verify_slots},
+    [KVF_LINK_TAX] = {open_tax, poison_slots, repeat_tax, .verify = verify_slots},
 };
 
 static kvf_status repeat_all(link_rig *rig, uint64_t *verified)
