@@ -3,8 +3,8 @@
 #define KVF_COMMON_CLOCK_H
 
 /*
- * The clock that never goes back. It knows no date; only differences mean something. And when
- * waits for a condition end.
+ * The clock that never goes back, which knows no date: only differences mean something. And ends of
+ * waits for a condition.
  */
 
 #include <stdint.h>

@@ -12,12 +12,13 @@
 #include "cap.h"
 #include "slots.h"
 
-/* Pages that the lists of rows chose, the slots that resolve gave them, and what is missed. */
+/* A page that is missed, and the slot that it comes to. */
 typedef struct kvf_miss {
     int32_t page; /* of the row */
     int32_t slot;
 } kvf_miss;
 
+/* Pages that the lists of rows chose, the slots that resolve gave them, and misses. */
 typedef struct kvf_choices {
     kvf_paging paging;
     uint32_t rows;

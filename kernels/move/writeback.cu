@@ -37,4 +37,4 @@ static __global__ void __launch_bounds__(WARPS *KVF_WARP_LANES)
 
 KVF_LAUNCHER(writeback, write_back,
              dim3((uint32_t)((kvf_block_bytes(&a->paging) + PART - 1) / PART), a->rows),
-             WARPS *KVF_WARP_LANES, 0)
+             (WARPS * KVF_WARP_LANES), 0)
