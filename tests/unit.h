@@ -23,11 +23,14 @@
 enum { UNIT_TESTS_MAX = 64 };
 
 /* A test of a program without a main of its own: all of its file run, in their order. */
-#define TEST(name)                                                                                 \
+#define TEST(name) TEST_IF(true, name)
+/* The same if a condition holds when the program starts, such as a device that it has. */
+#define TEST_IF(condition, name)                                                                   \
     static void name(void **state);                                                                \
     __attribute__((constructor)) static void unit_add_##name(void)                                 \
     {                                                                                              \
-        unit_add(__FILE__, #name, name);                                                           \
+        if (condition)                                                                             \
+            unit_add(__FILE__, #name, name);                                                       \
     }                                                                                              \
     static void name(void **state)
 

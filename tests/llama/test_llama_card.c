@@ -11,6 +11,13 @@
 
 #define ROUNDING 0.01
 
+static int use_the_card(void **state)
+{
+    (void)state;
+    return standin_has_device() ? setenv("KVF_TEST_CARD", "1", 1) : 0;
+}
+TESTS_RUN_BETWEEN(use_the_card, NULL)
+
 /* Load with the cards that standin_card describes. @return what is said */
 static const char *said_at_load(const char *setting)
 {
@@ -19,7 +26,7 @@ static const char *said_at_load(const char *setting)
     return rig_said();
 }
 
-static void without_a_card_nothing_is_said(void **state)
+TEST(without_a_card_nothing_is_said)
 {
     standin_cards_reset();
     assert_null(strstr(said_at_load("budget=full"), "KV caches"));
@@ -27,7 +34,7 @@ static void without_a_card_nothing_is_said(void **state)
     rig_unload();
 }
 
-static void a_card_that_cannot_serve_is_left(void **state)
+TEST(a_card_that_cannot_serve_is_left)
 {
     const struct {
         standin_cards cards;
@@ -85,7 +92,7 @@ static int is_taken(const tensors *t, size_t more)
     return taken;
 }
 
-static void caches_of_many_cells_are_taken(void **state)
+TEST_IF(standin_has_device(), caches_of_many_cells_are_taken)
 {
     enum { BUDGET = 512 };
     for (uint32_t functions = 6; functions <= 8; functions++) {
@@ -129,7 +136,7 @@ static void caches_of_many_cells_are_taken(void **state)
 }
 
 /* A cache that was taken is served on the card; one in the host's memory beside it on the host. */
-static void caches_are_served_where_they_are(void **state)
+TEST_IF(standin_has_device(), caches_are_served_where_they_are)
 {
     for (int on_card = 0; on_card < 2; on_card++) {
         rig *r = rig_open(&(rig_options){.setting = "budget=full rows=4"});
@@ -169,7 +176,7 @@ static void begin(rig *r, rig_set set, uint64_t copies, uint64_t waits)
 
 /* A step and a prompt of a layer: of rows, queries and outputs nothing is copied, but the
  * bits of tokens that are not finite; llama.cpp's part and ours are waited for. */
-static void rows_stay_on_the_card(void **state)
+TEST_IF(standin_has_device(), rows_stay_on_the_card)
 {
     enum { COPIES = 1, WAITS = 2, PROMPT = 6 };
     rig_set other[1] = {{0}}, sets[PROMPT] = {{0}};
@@ -200,7 +207,7 @@ static void rows_stay_on_the_card(void **state)
 }
 
 /* Rows that no attention of the graph puts are written by llama.cpp's kernels. */
-static void rows_that_nobody_sees_are_written(void **state)
+TEST_IF(standin_has_device(), rows_that_nobody_sees_are_written)
 {
     rig *r = rig_open(&(rig_options){0});
     rig_set set[1] = {{0}};
@@ -231,7 +238,7 @@ static void rows_that_nobody_sees_are_written(void **state)
 
 /* ggml hands addresses of cells to CUDA, as its scheduler does for kernels of the card: what is
  * away comes before, and cells that are written are known. */
-static void cuda_gets_pages_that_are_there(void **state)
+TEST_IF(standin_has_device(), cuda_gets_pages_that_are_there)
 {
     for (int is_watched = 1; is_watched >= 0; is_watched--) {
         rig *r = rig_open(&(rig_options){.away_at = 1});
@@ -282,20 +289,9 @@ static double late_steps(int waits)
     return worst;
 }
 
-static void work_on_the_card_is_waited_for(void **state)
+TEST_IF(standin_has_device(), work_on_the_card_is_waited_for)
 {
     assert_true(late_steps(1) < ROUNDING);
     if (!KVF_TSAN) /* which ends the process at the race that there is without the wait */
         assert_false(late_steps(0) < ROUNDING);
-}
-
-int main(void)
-{
-    if (!standin_has_device())
-        return unit_run(without_a_card_nothing_is_said, a_card_that_cannot_serve_is_left);
-    setenv("KVF_TEST_CARD", "1", 1);
-    return unit_run(without_a_card_nothing_is_said, a_card_that_cannot_serve_is_left,
-                    caches_of_many_cells_are_taken, caches_are_served_where_they_are,
-                    rows_stay_on_the_card, rows_that_nobody_sees_are_written,
-                    cuda_gets_pages_that_are_there, work_on_the_card_is_waited_for);
 }

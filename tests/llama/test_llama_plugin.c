@@ -17,13 +17,6 @@
 /* Rounding of F16 queries, values and outputs, relative to the largest output. */
 #define ROUNDING 0.01
 
-/* Some tests are of a cache in host memory. */
-static void without_a_card(void)
-{
-    if (rig_has_card())
-        skip();
-}
-
 /* ---- random edits of sequences ---- */
 
 enum { SEQUENCES = 4 };
@@ -243,9 +236,8 @@ TEST(without_proofs_outputs_are_wrong)
 
 /* ---- what is served, what is left, and what is said ---- */
 
-TEST(steps_are_served_and_prompts_left)
+TEST_IF(!rig_has_card(), steps_are_served_and_prompts_left)
 {
-    without_a_card();
     rig *r = rig_open(&(rig_options){.setting = "budget=full rows=4"});
     const kvl_counts *c = &kvl_the_plugin()->counts;
     rig_set sets[5] = {{0}};
@@ -408,9 +400,8 @@ TEST(attention_that_is_off_is_said)
 }
 
 /* Contexts come and go; the cache of one goes before its backend. */
-TEST(contexts_are_apart)
+TEST_IF(!rig_has_card(), contexts_are_apart)
 {
-    without_a_card();
     rig *a = rig_open(&(rig_options){0}), *b = rig_open(&(rig_options){.streams = 2});
     rig_set set[1] = {{0}}, more[2] = {{0}};
     assert_int_equal(rig_begin(a, 0, 60, set[0]), GG_SUCCESS);
@@ -431,9 +422,8 @@ TEST(contexts_are_apart)
 }
 
 /* A buffer that is freed has its own functions again. */
-TEST(a_buffer_that_goes_has_its_own_functions)
+TEST_IF(!rig_has_card(), a_buffer_that_goes_has_its_own_functions)
 {
-    without_a_card();
     rig *r = rig_open(&(rig_options){0});
     rig_set set[1] = {{0}};
     assert_int_equal(rig_begin(r, 0, 60, set[0]), GG_SUCCESS);
@@ -470,9 +460,8 @@ static size_t resident_pages(const rig *r, size_t *pages)
 }
 
 /* llama.cpp clears a cache, so that all of its memory is there before a token is. */
-TEST(what_was_never_written_takes_no_memory)
+TEST_IF(!rig_has_card(), what_was_never_written_takes_no_memory)
 {
-    without_a_card();
     rig *r = rig_open(&(rig_options){.streams = 4});
     for (int turn = 0; turn < 2; turn++) {
         rig_set set[1] = {{0}};
@@ -531,9 +520,8 @@ TEST(tokens_are_there_once)
 
 /* By the wish of a user: what a reader brings back is near what was written, and the same each
  * time. */
-TEST(quantized_tokens_are_there_once)
+TEST_IF(!rig_has_card(), quantized_tokens_are_there_once)
 {
-    without_a_card();
     rig *r = rig_open(&(rig_options){.setting = "budget=full pages=k8v8 copies=one", .away_at = 1});
     rig_set set[1] = {{0}};
     const size_t row = r->k[0]->nb[1];

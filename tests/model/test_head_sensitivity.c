@@ -170,7 +170,7 @@ static kvf_status expect_and_see(void *user, const kvf_attention_view *view)
     return kvf_head_sensitivity_see(r->sensitivity, view);
 }
 
-static void sensitivity_is_what_streaming_loses(void **state)
+TEST_IF(!is_on_gpu(), sensitivity_is_what_streaming_loses)
 {
     static const kvf_pages forms[] = {KVF_PAGES_NATIVE, KVF_PAGES_K8V8, KVF_PAGES_K8V4};
     static run r;
@@ -189,7 +189,7 @@ static void sensitivity_is_what_streaming_loses(void **state)
     }
 }
 
-static void looking_changes_no_bit(void **state)
+TEST_IF(!is_on_gpu(), looking_changes_no_bit)
 {
     static run plain, seen;
     run_open(&plain, 64, 1, KVF_PAGES_NATIVE);
@@ -203,7 +203,7 @@ static void looking_changes_no_bit(void **state)
     run_close(&seen);
 }
 
-static void threads_change_no_bit(void **state)
+TEST_IF(!is_on_gpu(), threads_change_no_bit)
 {
     static run one, two;
     run_open(&one, 64, 1, KVF_PAGES_K8V4);
@@ -216,7 +216,7 @@ static void threads_change_no_bit(void **state)
     run_close(&two);
 }
 
-static void a_full_budget_has_no_sensitivity(void **state)
+TEST_IF(!is_on_gpu(), a_full_budget_has_no_sensitivity)
 {
     static run r;
     run_open(&r, PROMPT + STEPS + 2 * PAGE, 2, KVF_PAGES_NATIVE);
@@ -227,7 +227,7 @@ static void a_full_budget_has_no_sensitivity(void **state)
     run_close(&r);
 }
 
-static void a_gpu_shows_nothing(void **state)
+TEST_IF(is_on_gpu(), a_gpu_shows_nothing)
 {
     run r;
     run_open(&r, 64, 1, KVF_PAGES_NATIVE);
@@ -236,12 +236,4 @@ static void a_gpu_shows_nothing(void **state)
         KVF_UNSUPPORTED);
     assert_int_equal(kvf_transformer_observe(r.rig.transformer, NULL, NULL), KVF_OK);
     run_close(&r);
-}
-
-int main(void)
-{
-    if (is_on_gpu())
-        return unit_run(a_gpu_shows_nothing);
-    return unit_run(sensitivity_is_what_streaming_loses, looking_changes_no_bit,
-                    threads_change_no_bit, a_full_budget_has_no_sensitivity);
 }

@@ -240,12 +240,12 @@ static void replays_of(kinship kin, uint64_t seed)
             run_both(&other[i], kin, seed, names[i]);
 }
 
-static void replays_equal_enqueued_steps(void **state)
+TEST_IF(test_on_cuda(), replays_equal_enqueued_steps)
 {
     replays_of(STRANGERS, test_seed(1009));
 }
 
-static void replays_of_forks_equal_enqueued_steps(void **state)
+TEST_IF(test_on_cuda(), replays_of_forks_equal_enqueued_steps)
 {
     replays_of(CUT_FORKS, test_seed(1049));
 }
@@ -264,7 +264,7 @@ static uint64_t chain_nodes(uint64_t otherwise)
 /* One kernel brings a step's arguments, however many KV groups it has; then come those of two
  * layers.
  */
-static void nodes_are_as_few_as_they_should_be(void **state)
+TEST_IF(test_on_cuda(), nodes_are_as_few_as_they_should_be)
 {
     static const struct {
         kvf_select select;
@@ -313,7 +313,7 @@ static void nodes_are_as_few_as_they_should_be(void **state)
 
 #if TEST_HAS_EMULATOR
 /* Replays in a row: the host only writes frames and launches graphs. */
-static void a_replay_waits_for_nothing(void **state)
+TEST_IF(test_on_cuda(), a_replay_waits_for_nothing)
 {
     kvf_cache_config cc = config_of(KVF_SELECT_DYNAMIC);
     bench b;
@@ -353,7 +353,7 @@ static uint64_t early_starts_of(uint32_t early_starts, const kvf_cache_config *c
 }
 
 /* The switch: none while a runtime is open that wants none, as many as before once it is closed. */
-static void early_starts_can_be_switched_off(void **state)
+TEST_IF(test_on_cuda(), early_starts_can_be_switched_off)
 {
     const kvf_cache_config cc = config_of(KVF_SELECT_DYNAMIC);
     char out[3][2][LAYERS * ROWS * 4 * 64 * sizeof(float)];
@@ -376,7 +376,7 @@ static void refused(bench *b, kvf_status got, kvf_status wanted, const char *wor
         fail_msg("no \"%s\" in \"%s\"", word, kvf_runtime_error(b->w.runtime)->text);
 }
 
-static void what_cannot_be_recorded_is_said(void **state)
+TEST(what_cannot_be_recorded_is_said)
 {
     kvf_cache_config cc = config_of(KVF_SELECT_DYNAMIC);
     cc.transfer = KVF_TRANSFER_GATHER;
@@ -393,7 +393,7 @@ static void what_cannot_be_recorded_is_said(void **state)
 }
 
 /* From the first token on, under other attention parameters; then a replay would mix them. */
-static void a_recording_ends_with_its_attention_params(void **state)
+TEST_IF(test_on_cuda(), a_recording_ends_with_its_attention_params)
 {
     const float sinks[4] = {1.0f, -1.0f, 2.0f, 0.5f};
     const kvf_cache_config cc = config_of(KVF_SELECT_DYNAMIC);
@@ -463,28 +463,8 @@ static void misuse(const uint8_t *mask)
     bench_close(&b);
 }
 
-static void misuse_while_recording_is_refused(void **state)
+TEST_IF(test_on_cuda(), misuse_while_recording_is_refused)
 {
     misuse(NULL);
     misuse(mask_of_two_kv_groups);
-}
-
-int main(void)
-{
-    const struct CMUnitTest recording[] = {
-        cmocka_unit_test(replays_equal_enqueued_steps),
-        cmocka_unit_test(replays_of_forks_equal_enqueued_steps),
-        cmocka_unit_test(nodes_are_as_few_as_they_should_be),
-#if TEST_HAS_EMULATOR
-        cmocka_unit_test(a_replay_waits_for_nothing),
-        cmocka_unit_test(early_starts_can_be_switched_off),
-#endif
-        cmocka_unit_test(what_cannot_be_recorded_is_said),
-        cmocka_unit_test(a_recording_ends_with_its_attention_params),
-        cmocka_unit_test(misuse_while_recording_is_refused),
-    };
-    /* The host device records nothing, and says so. */
-    if (!test_on_cuda())
-        return unit_run(what_cannot_be_recorded_is_said);
-    return cmocka_run_group_tests_name("runtime: recorded decode", recording, NULL, NULL);
 }
