@@ -810,7 +810,7 @@ class Refusals(Case):
             "layers with a window on a CPU whose values are narrower than keys: vLLM's own attention for them needs "
             "Triton; take another model": {"model": narrow, "load_format": "dummy"},
             "a CPU whose values are narrower": {"model": narrow, "load_format": "dummy", **PER_KIND},
-            "no layer is to be its: add --attention-backend CUSTOM": {"attention_backend": None, "load_format": "dummy"}})
+            "no layer uses it: add --attention-backend CUSTOM": {"attention_backend": None, "load_format": "dummy"}})
 
     def test_no_advice_leads_to_another_refusal(self):
         """Where layers with a window are beside others that are refused, these are what is named."""
