@@ -10,9 +10,9 @@
  * 128. */
 static inline uint64_t resident_bytes(void)
 {
-    uint64_t kib = kvf_file_keys("/proc/self/smaps_rollup", "Rss", "Rss");
+    uint64_t kib = KVF_FILE_KEYS("/proc/self/smaps_rollup", "Rss");
     if (kib == 0)
-        kib = kvf_file_keys("/proc/self/status", "VmRSS", "VmRSS");
+        kib = KVF_FILE_KEYS("/proc/self/status", "VmRSS");
     assert_true(kib > 0);
     return kib * 1024;
 }

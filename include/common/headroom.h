@@ -34,9 +34,11 @@ static inline int kvf_file_number(const char *path, uint64_t *out)
     return is_read;
 }
 
-/* The sum of the values of two keys in a file of "key value" lines (a colon, "kB", and the "Node N"
- * of sysfs in front are fine). */
-static inline uint64_t kvf_file_keys(const char *path, const char *first, const char *second)
+/* The sum of the values of some keys, one or more, in a file of "key value" lines (a colon, "kB",
+ * and the "Node N" of sysfs in front are fine). */
+#define KVF_FILE_KEYS(path, ...) kvf_file_keys(path, (const char *const[]){__VA_ARGS__, NULL})
+
+static inline uint64_t kvf_file_keys(const char *path, const char *const *keys)
 {
     FILE *file = fopen(path, "r");
     if (!file)
@@ -50,8 +52,8 @@ static inline uint64_t kvf_file_keys(const char *path, const char *first, const 
         (void)sscanf(line, "Node %*d %n", &at);
         if (sscanf(line + at, "%63[^: ]%*[: ]%llu", key, &value) != 2)
             continue;
-        if (strcmp(key, first) == 0 || strcmp(key, second) == 0)
-            sum += value;
+        for (size_t i = 0; keys[i]; i++)
+            sum += strcmp(key, keys[i]) == 0 ? value : 0;
     }
     fclose(file);
     return sum;
@@ -62,8 +64,8 @@ static inline uint64_t kvf_file_keys(const char *path, const char *first, const 
  * that there is now, that is what there will be. */
 static inline uint64_t kvf_machine_headroom(const char *proc_meminfo, uint64_t cgroup)
 {
-    const uint64_t available = kvf_file_keys(proc_meminfo, "MemAvailable", "MemAvailable") * 1024;
-    const uint64_t total = kvf_file_keys(proc_meminfo, "MemTotal", "MemTotal") * 1024;
+    const uint64_t available = KVF_FILE_KEYS(proc_meminfo, "MemAvailable") * 1024;
+    const uint64_t total = KVF_FILE_KEYS(proc_meminfo, "MemTotal") * 1024;
     if (available == 0)
         return UINT64_MAX;
     return cgroup != UINT64_MAX && total > 0 && cgroup > total ? cgroup : available;
@@ -95,18 +97,15 @@ static inline bool kvf_machine_is_wsl(const char *osrelease)
  * such limit is known before the driver refuses. */
 static inline uint64_t kvf_machine_pin_budget(const char *osrelease, const char *proc_meminfo)
 {
-    return kvf_machine_is_wsl(osrelease)
-               ? kvf_file_keys(proc_meminfo, "MemTotal", "MemTotal") * 1024 / 2
-               : UINT64_MAX;
+    return kvf_machine_is_wsl(osrelease) ? KVF_FILE_KEYS(proc_meminfo, "MemTotal") * 1024 / 2
+                                         : UINT64_MAX;
 }
 
 /* Bytes for which a machine that shows less is worth a try, because it may get memory as it uses it
  * (a balloon, memory that is plugged in); 0 = never, what it shows is all. */
 static inline uint64_t kvf_machine_growth(const char *proc_meminfo, bool is_virtual)
 {
-    return is_virtual
-               ? kvf_file_keys(proc_meminfo, "MemTotal", "MemTotal") * 1024 * KVF_MACHINE_GROWTH_MAX
-               : 0;
+    return is_virtual ? KVF_FILE_KEYS(proc_meminfo, "MemTotal") * 1024 * KVF_MACHINE_GROWTH_MAX : 0;
 }
 
 /* Room under one directory; file cache counts as room, because the kernel gives it up first. */
@@ -127,7 +126,7 @@ static inline uint64_t kvf_cgroup_room(const char *directory, int version)
     if (!kvf_file_number(path, &usage))
         return UINT64_MAX;
     snprintf(path, sizeof path, "%s/memory.stat", directory);
-    const uint64_t cache = kvf_file_keys(path, names[v].inactive, names[v].active);
+    const uint64_t cache = KVF_FILE_KEYS(path, names[v].inactive, names[v].active);
     usage = cache < usage ? usage - cache : 0;
     return usage < limit ? limit - usage : 0;
 }

@@ -34,8 +34,7 @@ static uint64_t free_memory(int32_t node, uint64_t cgroup)
         return kvf_machine_headroom("/proc/meminfo", cgroup);
     char path[128];
     snprintf(path, sizeof path, "/sys/devices/system/node/node%d/meminfo", node);
-    const uint64_t kib = kvf_file_keys(path, "MemFree", "Active(file)") +
-                         kvf_file_keys(path, "Inactive(file)", "Inactive(file)");
+    const uint64_t kib = KVF_FILE_KEYS(path, "MemFree", "Active(file)", "Inactive(file)");
     return kib > 0 ? kib * 1024 : UINT64_MAX;
 }
 

@@ -73,8 +73,8 @@ static void read_memory(const char *root, kvf_node *node)
                                 root ? root : "/sys", node->id);
     if (length < 0 || length >= PATH_BYTES)
         return;
-    node->memory_bytes = kvf_file_keys(path, "MemTotal", "MemTotal") * 1024;
-    node->free_bytes = kvf_file_keys(path, "MemFree", "MemFree") * 1024;
+    node->memory_bytes = KVF_FILE_KEYS(path, "MemTotal") * 1024;
+    node->free_bytes = KVF_FILE_KEYS(path, "MemFree") * 1024;
 }
 
 /* ---- sets of CPUs ---- */
